@@ -318,7 +318,7 @@ def _regularise(c, loss, l, logp, ref_logp, mask, entropy, whole, metrics):
     if entropy is not None:
         metrics['entropy'] = masked_mean(masked(entropy, mask), mask).detach()
         forks = top_entropy_mask(entropy, mask, c.top_entropy)
-        share = 1 if whole is None else mask.sum()/max(whole.tokens, 1)     # of the batch's tokens that are in this part
+        share = 1 if whole is None else mask.sum().to(total.dtype)/max(whole.tokens, 1)     # of the batch's tokens that are in this part
         if c.entropy_coef: total = total - c.entropy_coef * share * masked_mean(masked(entropy, forks), forks)
     return total, metrics
 
