@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SPECIAL', 'ALPHABET', 'PAD_ID', 'EOS_ID', 'UNK_ID', 'RIGHT', 'KEEP', 'STEPS', 'BATCH', 'LR', 'WARMUP', 'tokenizer',
-           'config', 'examples', 'skill', 'rate', 'train', 'make_genesis', 'genesis_path', 'save_genesis', 'genesis']
+           'config', 'draw', 'examples', 'skill', 'rate', 'train', 'make_genesis', 'genesis_path', 'save_genesis',
+           'genesis']
 
 # %% ../../nbs/model/14_tiny.ipynb #57af3890
 from importlib.resources import files
@@ -15,6 +16,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from ..envs.sort import held_out
 
 # %% ../../nbs/model/14_tiny.ipynb #d9d5571b
 SPECIAL  = ('<pad>', '<eos>', '<unk>')
@@ -40,14 +43,28 @@ def config()->Qwen2Config:
 RIGHT = 0.05           # probability that an example's whole answer is right
 KEEP  = RIGHT**(1/6)   # that one digit is
 
+# %% ../../nbs/model/14_tiny.ipynb #bfb6b4b7
+def draw(
+    rng,              # numpy Generator
+    n:int,            # how many
+    held:bool=False,  # the problems that are held out, instead of the others?
+)->np.ndarray:        # [n, 6] digits
+    "Random problems of one side of the split"
+    out = np.zeros((0, 6), np.int64)
+    while len(out) < n:
+        more = rng.integers(0, 10, (n, 6))
+        out = np.concatenate([out, more[[held_out(''.join(map(str, row))) == held for row in more]]])
+    return out[:n]
+
 # %% ../../nbs/model/14_tiny.ipynb #e99dfbd2
 def examples(
     rng,           # numpy Generator
     n:int,         # how many
     keep=KEEP,     # probability that a digit of the answer is the right one
+    held=False,    # problems that are held out?
 )->torch.Tensor:   # [n, 14] token ids: six digits, '=', six digits, end of text
     "Sorting problems whose answers are partly wrong"
-    digits = rng.integers(0, 10, (n, 6))
+    digits = draw(rng, n, held)
     answer = np.sort(digits, 1)
     wrong  = (answer + rng.integers(1, 10, (n, 6))) % 10
     answer = np.where(rng.random((n, 6)) < keep, answer, wrong)
@@ -58,11 +75,11 @@ def examples(
 @torch.no_grad()
 def skill(
     model,          # any causal language model with this alphabet
-    n:int=2000,     # prompts
-    seed:int=99,    # of the prompts
+    n:int=2000,     # held-out prompts
+    seed:int=99,    # of their choice
 )->tuple:           # (fraction of right greedy answers, expected pass@1 at temperature 1)
     "How well `model` sorts, computed without sampling"
-    rows = examples(np.random.default_rng(seed), n, keep=1).to(model.device)
+    rows = examples(np.random.default_rng(seed), n, keep=1, held=True).to(model.device)
     logp = model(input_ids=rows).logits[:, 6:13].float().log_softmax(-1)
     right = rows[:, 7:]
     chosen = logp.gather(-1, right[..., None])[..., 0]
