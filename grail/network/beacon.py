@@ -53,7 +53,8 @@ class LocalBeacon(Rounds):
     )->str:
         "64 hexadecimal digits; raises `NotFound` for a round to come"
         if type(round) is not int or round < 1: raise FormatError(f'a beacon has rounds from 1 on, not {round!r}')
-        if self.time_of(round) > self.clock.now(): raise NotFound(f'round {round} comes in {self.time_of(round) - self.clock.now():.1f} s')
+        wait = self.time_of(round) - self.clock.now()
+        if wait > 0: raise NotFound(f'round {round} comes in {wait:.1f} s')
         return hmac.new(self._secret, b'grail local beacon %d' % round, hashlib.sha256).hexdigest()
 
 # %% ../../nbs/network/27_beacon.ipynb #5c17b19a

@@ -52,10 +52,11 @@ class VirtualClock:
 # %% ../../nbs/network/26_chain.ipynb #68130cf4
 TABLES = '''
 create table if not exists meta       (name text primary key, value text not null);
-create table if not exists extrinsics (id integer primary key, block integer not null, hotkey text not null, nonce integer not null,
-                                       body blob not null, signature text not null, unique (hotkey, nonce));
-create table if not exists neurons    (uid integer primary key, hotkey text not null unique, stake real not null, validator integer not null,
-                                       registered integer not null);
+create table if not exists extrinsics (id integer primary key, block integer not null, hotkey text not null,
+                                       nonce integer not null, body blob not null, signature text not null,
+                                       unique (hotkey, nonce));
+create table if not exists neurons    (uid integer primary key, hotkey text not null unique, stake real not null,
+                                       validator integer not null, registered integer not null);
 create table if not exists commitments(hotkey text primary key, text text not null, block integer not null);
 create table if not exists weights    (hotkey text primary key, weights text not null, block integer not null);
 '''
@@ -63,7 +64,7 @@ create table if not exists weights    (hotkey text primary key, weights text not
 def _connect(path):
     con = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     con.execute('pragma journal_mode=wal')
-    con.execute('pragma synchronous=normal')     # a killed process loses nothing; a power cut may lose the last blocks, never the file
+    con.execute('pragma synchronous=normal')     # a killed process loses nothing, a power cut the last calls, never the file
     return con
 
 # %% ../../nbs/network/26_chain.ipynb #b2ee5731
@@ -89,7 +90,7 @@ class LocalChain:
                 con.execute('insert or ignore into meta values (?, ?)', (name, json.dumps(value)))
             meta = {k: json.loads(v) for k, v in con.execute('select * from meta')}
         for name, value in want.items():
-            if value is not None and meta[name] != value: raise ConfigError(f'{self.path}: {name} is {meta[name]!r}, not {value!r}')
+            if value not in (None, meta[name]): raise ConfigError(f'{self.path}: {name} is {meta[name]!r}, not {value!r}')
         self.genesis_time, self.period, self.seed = meta['genesis_time'], meta['block_time'], meta['seed']
         if not self.period > 0: raise ConfigError(f'a block takes {self.period} seconds')
 
@@ -203,18 +204,20 @@ def submit(self:LocalChain,
     body:bytes,     # canonical JSON of `{args, call, genesis, nonce}`
     signature:str,  # hexadecimal
 )->int:
-    "Check a signed call and apply it; its block. Raises `FormatError`, `SignatureError`, or `ConfigError` for a rule that it breaks"
+    "Check a signed call and apply it; its block. Raises `FormatError`, `SignatureError`, or `ConfigError` for a broken rule"
     if len(body) > MAX_CALL: raise LimitError(f'a call of {len(body):,} bytes, at most {MAX_CALL:,} are allowed')
     verify(hotkey, LABEL, body, signature)
     d = parse_json(body, limit=MAX_CALL)
-    if not isinstance(d, dict) or set(d) != {'args', 'call', 'genesis', 'nonce'}: raise FormatError('a call has args, call, genesis and nonce')
+    if not isinstance(d, dict) or set(d) != {'args', 'call', 'genesis', 'nonce'}:
+        raise FormatError('a call has args, call, genesis and nonce')
     if d['genesis'] != self.genesis: raise FormatError('the call is for another chain')
     if not isinstance(d['args'], dict) or d['call'] not in CALLS: raise FormatError(f'there is no call {d["call"]!r:.80}')
     with self._write() as con:
         block, due = self.block(), self.nonce(hotkey)
         if d['nonce'] != due: raise StaleCall(f'call number {d["nonce"]!r} of {hotkey}, the next is {due}')
         CALLS[d['call']](con, block, hotkey, d['args'])
-        con.execute('insert into extrinsics (block, hotkey, nonce, body, signature) values (?, ?, ?, ?, ?)', (block, hotkey, due, body, signature))
+        con.execute('insert into extrinsics (block, hotkey, nonce, body, signature) values (?, ?, ?, ?, ?)',
+                    (block, hotkey, due, body, signature))
     return block
 
 # %% ../../nbs/network/26_chain.ipynb #92661860
@@ -236,6 +239,12 @@ class Neuron:
     validator:bool   # may it set weights?
     registered:int   # block of its registration
 
+def _registered(con, hotkey):
+    "`(uid, validator)` of a hotkey; refuses one that is not registered"
+    row = con.execute('select uid, validator from neurons where hotkey = ?', (hotkey,)).fetchone()
+    if row is None: raise ConfigError(f'{hotkey:.80} is not registered')
+    return row
+
 def _register(con, block, hotkey, args):
     stake, validator = _fields(args, stake=float, validator=bool)
     if not (math.isfinite(stake) and stake >= 0): raise FormatError(f'a stake is finite and not negative, got {stake}')
@@ -252,21 +261,16 @@ def register(self:LocalChain,
 )->int:
     "Take part; the hotkey's uid"
     self._call(keypair, 'register', dict(stake=float(stake), validator=bool(validator)))
-    with self._read() as con: return con.execute('select uid from neurons where hotkey = ?', (keypair.ss58_address,)).fetchone()[0]
+    with self._read() as con: return _registered(con, keypair.ss58_address)[0]
 
 @patch
 def metagraph(self:LocalChain)->list:
     "All neurons, by uid"
-    with self._read() as con: rows = con.execute('select uid, hotkey, stake, validator, registered from neurons order by uid').fetchall()
+    with self._read() as con: rows = con.execute('select * from neurons order by uid').fetchall()
     return [Neuron(u, h, s, bool(v), b) for u, h, s, v, b in rows]
 
 # %% ../../nbs/network/26_chain.ipynb #cfa88469
 MAX_COMMITMENT = 1024   # bytes
-
-def _registered(con, hotkey):
-    row = con.execute('select uid, validator from neurons where hotkey = ?', (hotkey,)).fetchone()
-    if row is None: raise ConfigError(f'{hotkey} is not registered')
-    return row
 
 def _commit(con, block, hotkey, args):
     text, = _fields(args, text=str)
@@ -293,7 +297,8 @@ def _set_weights(con, block, hotkey, args):
     w, = _fields(args, weights=dict)
     if not _registered(con, hotkey)[1]: raise ConfigError(f'{hotkey} has no validator permit')
     for target, x in w.items():
-        if type(x) is not float or not (math.isfinite(x) and x >= 0): raise FormatError(f'a weight is a finite non-negative number, {target} has {x!r:.80}')
+        if type(x) is not float or not (math.isfinite(x) and x >= 0):
+            raise FormatError(f'a weight is a finite non-negative number, {target:.80} has {x!r:.80}')
         _registered(con, target)
     total = math.fsum(w.values())
     if not math.isfinite(total): raise FormatError('the weights overflow')
@@ -314,8 +319,8 @@ def weights(self:LocalChain,
     since:int=0,    # leave out what was set before this block
 )->dict:
     "`{validator: {hotkey: share}}`, the last weights of each validator"
-    with self._read() as con: rows = con.execute('select hotkey, weights from weights where block >= ? order by hotkey', (since,)).fetchall()
-    return {hotkey: json.loads(w) for hotkey, w in rows}
+    with self._read() as con: rows = con.execute('select * from weights where block >= ? order by hotkey', (since,)).fetchall()
+    return {hotkey: json.loads(w) for hotkey, w, _ in rows}
 
 # %% ../../nbs/network/26_chain.ipynb #ddcc9a0f
 @patch
@@ -324,8 +329,8 @@ def extrinsics(self:LocalChain,
 )->list:
     "Every call that was accepted, in order"
     with self._read() as con:
-        rows = con.execute('select block, hotkey, nonce, body, signature from extrinsics where block >= ? order by id', (since,)).fetchall()
-    return [Extrinsic(b, h, n, (d := json.loads(body))['call'], d['args'], body, sig) for b, h, n, body, sig in rows]
+        rows = con.execute('select * from extrinsics where block >= ? order by id', (since,)).fetchall()
+    return [Extrinsic(b, h, n, (d := json.loads(body))['call'], d['args'], body, sig) for _, b, h, n, body, sig in rows]
 
 # %% ../../nbs/network/26_chain.ipynb #ed4618d0
 def _sync_dir(path):

@@ -21,7 +21,7 @@ class Exists(GrailError): "An object that was to be made is there already"
 
 def check_key(key)->str:
     "`key` itself if it is names joined by `/`, at most 512 characters; raises `FormatError`"
-    if not isinstance(key, str) or len(key) > 512: raise FormatError(f'a key is a text of at most 512 characters, not {str(key)[:80]!r}')
+    if not isinstance(key, str) or len(key) > 512: raise FormatError(f'a key has at most 512 characters: {str(key)[:80]!r}')
     for part in key.split('/'): check_name(part, f'a part of the key {key[:80]!r},')
     return key
 
@@ -47,7 +47,7 @@ def _mark(path, t, digest):
     if hasattr(os, 'setxattr'):
         try: os.setxattr(path, ATTRIBUTE, digest.encode())
         except OSError as e:
-            if e.errno not in (errno.ENOTSUP, errno.EPERM, errno.EACCES): raise   # this file system has none: the digest is computed when asked for
+            if e.errno not in (errno.ENOTSUP, errno.EPERM, errno.EACCES): raise   # then digests are computed when asked for
     us = round(t*1e6)
     os.utime(path, ns=(us*1000, us*1000))
 
@@ -106,7 +106,8 @@ def _write(part, data):
 def _folder(path, root):
     "Make the folder of `path`, durably"
     try: path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as e: raise FormatError(f'{path.relative_to(root)}: a part of this key is itself an object') from e
+    except (FileExistsError, NotADirectoryError) as e:
+        raise FormatError(f'{path.relative_to(root)}: a part of this key is itself an object') from e
     if path.is_dir(): raise FormatError(f'{path.relative_to(root)}: other keys begin with this one')
 
 def _sync(folder, root):
@@ -146,7 +147,7 @@ def _chunks(f, key, size, digest):
         h.update(chunk)
         n += len(chunk)
         yield chunk
-    if n != size or digest and h.hexdigest() != digest: raise FormatError(f'{key} is not what was stored: it was changed in its place')
+    if n != size or digest and h.hexdigest() != digest: raise FormatError(f'{key} was changed in its place after it was stored')
 
 @patch
 def get(self:FolderStore,
