@@ -19,6 +19,7 @@ STEPS = 64    # steps whose words come from one call of the PRF
 
 @lru_cache(8192)
 def _block(key, block):
+    if len(key) != 16: raise ConfigError(f'a noise key has 16 bytes, this one {len(key)}')
     return np.frombuffer(prf('sampling noise', key, as_part(block), size=12*STEPS), '<i4').astype(np.int32).reshape(STEPS, 3)
 
 def step_words(
@@ -26,8 +27,7 @@ def step_words(
     steps,           # step of each row [B], or one for all; the first completion token is step 0
 )->np.ndarray:       # [B, 3] int32
     "The words that fix a step's noise"
-    if isinstance(steps, int): steps = [steps]*len(keys)
-    steps = np.asarray(steps).tolist()
+    steps = [steps]*len(keys) if isinstance(steps, int) else steps.tolist() if hasattr(steps, 'tolist') else steps
     if len(steps) != len(keys): raise ConfigError(f'{len(keys)} keys but {len(steps)} steps')
     return np.array([_block(k, t//STEPS)[t%STEPS] for k,t in zip(keys, steps)], np.int32).reshape(-1, 3)
 
@@ -37,15 +37,20 @@ def _signed(x): return (x & 0xffffffff) - (x >> 31 & 1)*2**32
 GOLDEN = _signed(0x9E3779B9)                                     # 2^32 divided by the golden ratio, odd
 ROUNDS = ((17, _signed(0xED5AD4BB)), (11, _signed(0xAC4C1B51)), (15, _signed(0x31848BAB)))   # shift and multiplier
 
+def _xorshift(x, shift):
+    t = x >> shift                      # in place where possible: this is memory traffic, 20 passes over the vocabulary
+    t &= (1 << 32-shift) - 1
+    x ^= t
+    return x
+
 def _token_words(words, tokens):
     "[B, n] int32 words of `tokens` ([n] or [B, n], int32) from step `words` [B, 3]"
     x = tokens*GOLDEN + words[:, :1]
     for i,(shift, multiplier) in enumerate(ROUNDS):
-        x ^= (x >> shift) & (1 << 32 - shift) - 1
+        _xorshift(x, shift)
         x *= multiplier
         if i < 2: x += words[:, i+1:i+2]
-    x ^= (x >> 14) & (1 << 18) - 1
-    return x
+    return _xorshift(x, 14)
 
 # %% ../../nbs/protocol/05_sampling.ipynb #407b5a1c
 MANTISSA = 10    # bits of the mantissa that a place in the table stands for
@@ -56,7 +61,8 @@ def _noise_table():
     y = start.view('<f4').astype(np.float64)
     width = 2.0**(np.floor(np.log2(y)) - MANTISSA)
     w = np.minimum(y + np.where(width < 2, 0, width/2), 2**31)/2**32    # middle of the odd numbers in the place
-    return np.concatenate([-np.log(-np.log(w)), -np.log(-np.log1p(-w))]).astype(np.float32)
+    g = np.concatenate([-np.log(-np.log(w)), -np.log(-np.log1p(-w))])
+    return (np.rint(g*2**19)/2**19).astype(np.float32)                  # below 32, so 24 bits: exact
 
 TABLE = _noise_table()
 
@@ -66,9 +72,15 @@ def _table(device): return torch.from_numpy(TABLE).to(device)
 # %% ../../nbs/protocol/05_sampling.ipynb #23dfc6fd
 def _place(x, bits):
     "Where the noise of words `x` stands in the table; `bits` gives the bits of the float32 nearest to an int32"
-    high = x >> 31                                      # 0 in the lower half, -1 in the upper one
-    y = (x ^ high) | 1                                  # distance to the nearer end
-    return (bits(y) >> 23-MANTISSA) - (127 << MANTISSA) + (high & 32 << MANTISSA)
+    high = x >> 31                      # 0 in the lower half, -1 in the upper one
+    x = x ^ high
+    x |= 1                              # distance to the nearer end
+    place = bits(x)
+    place >>= 23-MANTISSA
+    place -= 127 << MANTISSA
+    high &= 32 << MANTISSA
+    place += high
+    return place
 
 def _torch_bits(y): return y.to(torch.float32).view(torch.int32)
 def _numpy_bits(y): return y.astype(np.float32).view(np.int32)
@@ -83,7 +95,8 @@ def gumbel(
     "The noise of these tokens, the same on every device"
     words = torch.from_numpy(step_words(keys, steps)).to(device)
     tokens = torch.arange(tokens, dtype=torch.int32, device=device) if isinstance(tokens, int) else tokens.to(device, torch.int32)
-    return _table(torch.device(device))[_place(_token_words(words, tokens), _torch_bits)]
+    place = _place(_token_words(words, tokens), _torch_bits)
+    return _table(place.device).index_select(0, place.flatten()).view(place.shape)
 
 def gumbel_numpy(
     keys:list,       # as in `gumbel`
@@ -92,38 +105,53 @@ def gumbel_numpy(
 )->np.ndarray:       # [B, n] float32
     "The same noise without torch"
     tokens = np.arange(tokens, dtype=np.int32) if isinstance(tokens, int) else np.asarray(tokens, np.int32)
-    return TABLE[_place(_token_words(step_words(keys, steps), tokens), _numpy_bits)]
+    return TABLE.take(_place(_token_words(step_words(keys, steps), tokens), _numpy_bits))
 
 # %% ../../nbs/protocol/05_sampling.ipynb #7193b601
-def _first(logits, count):
-    "[B, V] bool: the `count` [B, 1] largest of each row, of equal ones the smaller ids"
-    ranked = logits.topk(int(count.max()), -1).values
+def _first(logits, ranked, count):
+    "[B, V] bool: the `count` [B, 1] largest of each row, of equal ones the smaller ids; `ranked` are at least so many largest, in order"
     edge = ranked.gather(-1, count-1)
+    mask = logits >= edge
+    if (mask.sum(-1, keepdim=True) == count).all(): return mask
     above, equal = logits > edge, logits == edge
     return above | equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True))
 
+# %% ../../nbs/protocol/05_sampling.ipynb #9cd8a9c0
+def _nucleus(logits, temperature, top_p):
+    "The largest logits in order, and how many [B, 1] of them reach `top_p`"
+    total = (logits/temperature).logsumexp(-1, keepdim=True)
+    for k in sorted({min(k, logits.shape[-1]) for k in (512, 8192, logits.shape[-1])}):
+        ranked = logits.topk(k, -1).values
+        before = (ranked/temperature - total).exp().cumsum(-1).roll(1, -1)     # mass in front of each
+        before[:, 0] = 0
+        count = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
+        if (count < k).all(): break
+    return ranked, count
+
 def _allowed(logits, temperature, top_k, top_p):
     "[B, V] bool, or None if every token is allowed"
-    mask, V = None, logits.shape[-1]
-    if 0 < top_k < V: mask = _first(logits, torch.full_like(logits[:, :1], top_k, dtype=torch.long))
-    if top_p < 1:
-        kept = logits if mask is None else logits.masked_fill(~mask, -torch.inf)
-        p = (kept/temperature).softmax(-1).topk(min(V, top_k or V), -1).values
-        mask = _first(kept, ((p.cumsum(-1) - p) < top_p).sum(-1, keepdim=True).clamp(min=1))
-    return mask
+    mask = None
+    if 0 < top_k < logits.shape[-1]:
+        mask = _first(logits, logits.topk(top_k, -1).values, torch.full_like(logits[:, :1], top_k, dtype=torch.long))
+        logits = logits.masked_fill(~mask, -torch.inf)
+    return mask if top_p >= 1 else _first(logits, *_nucleus(logits, temperature, top_p))
 
 # %% ../../nbs/protocol/05_sampling.ipynb #8923967e
 def _scores(logits, keys, steps, temperature, top_k, top_p):
     "[B, V]: what the argmax is taken of, -inf for tokens that are not allowed"
     if temperature == 0: return logits.float()
     logits = logits.float()
-    scores = logits/temperature + gumbel(keys, steps, logits.shape[-1], logits.device)
+    scores = gumbel(keys, steps, logits.shape[-1], logits.device).add_(logits/temperature)
     mask = _allowed(logits, temperature, top_k, top_p)
     return scores if mask is None else scores.masked_fill_(~mask, -torch.inf)
 
+def _argmax(scores):
+    "[B] the first largest; numpy's is an order of magnitude faster on a CPU"
+    return torch.from_numpy(scores.detach().numpy().argmax(-1)) if scores.device.type == 'cpu' else scores.argmax(-1)
+
 def _chunks(n, vocab, device):
     "Slices of rows: few enough for the cache of a CPU, or for the memory of a GPU"
-    size = max(1, (1 << 17 if device.type == 'cpu' else 1 << 26)//vocab)
+    size = max(1, (1 << 18 if device.type == 'cpu' else 1 << 26)//vocab)
     return [slice(i, i+size) for i in range(0, n, size)]
 
 def pick(
@@ -136,7 +164,7 @@ def pick(
 )->torch.Tensor:            # [B] token ids
     "The token that the model and the key give"
     if isinstance(steps, int): steps = [steps]*len(logits)
-    return torch.cat([_scores(logits[s], keys[s], steps[s], temperature, top_k, top_p).argmax(-1)
+    return torch.cat([_argmax(_scores(logits[s], keys[s], steps[s], temperature, top_k, top_p))
                       for s in _chunks(*logits.shape, logits.device)] or [torch.empty(0, dtype=torch.long)])
 
 # %% ../../nbs/protocol/05_sampling.ipynb #1d6289fa
@@ -156,6 +184,6 @@ def margin(
     for s in _chunks(*logits.shape, logits.device):
         scores = _scores(logits[s], keys[s], steps[s], temperature, top_k, top_p)
         claimed = scores.gather(1, tokens[s, None].clamp(0, V-1))[:, 0]
-        lost = scores.max(-1).values - claimed
+        lost = scores.amax(-1) - claimed
         out.append(torch.where((tokens[s] >= 0) & (tokens[s] < V) & (claimed > -torch.inf) & ~lost.isnan(), lost, torch.inf))
     return torch.cat(out or [torch.empty(0)])
