@@ -6,7 +6,7 @@
 __all__ = ['AUDIT_MARGIN', 'Rounds', 'LocalBeacon', 'open_randomness', 'deadline', 'audit_randomness']
 
 # %% ../../nbs/network/27_beacon.ipynb #0e59bd3a
-import hashlib, hmac
+import hashlib, hmac, math
 
 from ..core.basics import ConfigError, FormatError, NotFound
 from ..core.window import Window
@@ -33,8 +33,9 @@ class Rounds:
         t:float,     # unix seconds
     )->int:
         "The first round that is not earlier than `t`"
-        us = lambda x: int(round(x*1e6))
-        return max(1, 1 - (us(self.genesis - t)//us(self.period)))      # -(-a//b) is the ceiling of a/b
+        r = 1 + math.ceil((t - self.genesis)/self.period)
+        r += (self.time_of(r) < t) - (self.time_of(r-1) >= t)
+        return max(1, r)
 
 # %% ../../nbs/network/27_beacon.ipynb #dbbc3653
 class LocalBeacon(Rounds):

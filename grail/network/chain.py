@@ -127,8 +127,10 @@ def now(self:LocalChain)->float:
 @patch
 def block(self:LocalChain)->int:
     "Number of the newest block; raises `NotFound` before block 0"
-    n = math.floor(round((self.now() - self.genesis_time)/self.period, 9))   # rounded: 0.3/0.1 is 2.999... and means 3
-    if n < 0: raise NotFound(f'the chain begins at {self.genesis_time}, it is {self.now()}')
+    now = self.now()
+    n = math.floor((now - self.genesis_time)/self.period)      # nearly: 0.3/0.1 is 2.999..., and block 3 begins at 0.3
+    n += (self.expected_time(n+1) <= now) - (self.expected_time(n) > now)
+    if n < 0: raise NotFound(f'the chain begins at {self.genesis_time}, it is {now}')
     return n
 
 @patch
@@ -211,7 +213,8 @@ def submit(self:LocalChain,
     if not isinstance(d, dict) or set(d) != {'args', 'call', 'genesis', 'nonce'}:
         raise FormatError('a call has args, call, genesis and nonce')
     if d['genesis'] != self.genesis: raise FormatError('the call is for another chain')
-    if not isinstance(d['args'], dict) or d['call'] not in CALLS: raise FormatError(f'there is no call {d["call"]!r:.80}')
+    if not isinstance(d['args'], dict) or d['call'] not in list(CALLS): raise FormatError(f'there is no call {d["call"]!r:.80}')
+    if type(d['nonce']) is not int: raise FormatError(f'a nonce is a number, not {d["nonce"]!r:.80}')
     with self._write() as con:
         block, due = self.block(), self.nonce(hotkey)
         if d['nonce'] != due: raise StaleCall(f'call number {d["nonce"]!r} of {hotkey}, the next is {due}')
@@ -300,7 +303,7 @@ def _set_weights(con, block, hotkey, args):
         if type(x) is not float or not (math.isfinite(x) and x >= 0):
             raise FormatError(f'a weight is a finite non-negative number, {target:.80} has {x!r:.80}')
         _registered(con, target)
-    total = math.fsum(w.values())
+    total = sum(w.values())
     if not math.isfinite(total): raise FormatError('the weights overflow')
     share = {k: x/total if total else 0.0 for k, x in sorted(w.items())}
     con.execute('insert or replace into weights values (?, ?, ?)', (hotkey, canonical_json(share).decode(), block))
