@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .advantages import group_variance
-
 # %% ../../nbs/train/32_selection.ipynb #84ceb1d9
 @dataclass(frozen=True, eq=False)
 class TrainGroup:
@@ -86,7 +84,7 @@ def raw_variance(
     g:TrainGroup,
 )->float:
     "Population variance of the group's rewards as they came"
-    return float(group_variance([g.rewards], ddof=0)[0])
+    return float(np.var(g.rewards)) if len(g) else 0.
 
 def drop_zero_variance(
     groups:list[TrainGroup],
