@@ -68,6 +68,10 @@ class FolderStore:
         writable:bool=True,  # False: a view that can't change anything
     ): self.root, self.clock, self.writable = Path(root), clock, writable
 
+    def readonly(self):
+        "The same bucket, for reading"
+        return FolderStore(self.root, self.clock, writable=False)
+
     def _path(self, key): return self.root/check_key(key)
     def __repr__(self): return f'FolderStore({str(self.root)!r})'
 
