@@ -138,6 +138,7 @@ def genesis(
     settings = config()
     settings._attn_implementation = attention
     model = Qwen2ForCausalLM(settings)
-    state = load_file(str(genesis_path()))
-    model.load_state_dict({**state, 'lm_head.weight': state['model.embed_tokens.weight']})
-    return model.to(device=device, dtype=dtype).eval(), tokenizer()
+    state = {k: v.to(dtype) for k, v in load_file(str(genesis_path())).items()}       # not `model.to`: rotary frequencies stay float32
+    model.load_state_dict({**state, 'lm_head.weight': state['model.embed_tokens.weight']}, assign=True)
+    model.tie_weights()
+    return model.to(device).eval(), tokenizer()
