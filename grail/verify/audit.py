@@ -165,6 +165,7 @@ def submitted(self:Ledger, hotkey:str, window:int, claimed:int):
 
 def record(self:Ledger, verdict, claimed:int=None):
     "Note what an audit found (`verdict`: a `Verdict`); a hard failure starts or extends the ban"
+    if not verdict.checks: return                    # it came too late, so it was not submitted
     h, w = verdict.hotkey, verdict.window
     old  = next((r for r in self.history.get(h, []) if r.window == w), None)
     if claimed is None: claimed = old.claimed if old else verdict.rollouts

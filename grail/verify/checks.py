@@ -84,7 +84,6 @@ def row_fault(
     n = len(r.tokens) - r.prompt_length
     if not 1 <= r.prompt_length <= params.max_prompt_tokens: return f'a prompt of {r.prompt_length} tokens'
     if not 1 <= n <= params.max_new_tokens:                  return f'a completion of {n} tokens, 1 to {params.max_new_tokens} are allowed'
-    if len(r.logprobs) != n or len(r.proof) != n:            return f'{n} tokens, but {len(r.logprobs)} log-probs and {len(r.proof)} sketches'
     if r.tokens.min() < 0 or r.tokens.max() >= vocab:        return f'a token id outside of 0 to {vocab - 1}'
     if not np.isfinite(r.logprobs).all() or r.logprobs.max() > 1e-3: return 'a log-prob that is not finite, or positive'
     if not np.isfinite(r.reward):                            return 'a reward that is not finite'
