@@ -6,6 +6,7 @@
 __all__ = ['KINDS', 'flat_groups', 'group_sum', 'deviations', 'group_variance', 'group_advantages', 'clip_advantages']
 
 # %% ../../nbs/train/30_advantages.ipynb #414b945a
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ def flat_groups(
     groups=None,  # [N] integer labels; None if `rewards` is [G, S]
 )->tuple[Tensor, Tensor, Tensor]: # rewards with 0 for NaN, labels 0..G-1, known: each [N]
     "One row per rollout, labels made dense"
-    r = torch.as_tensor(rewards, dtype=torch.float64)
+    r = torch.as_tensor(rewards if isinstance(rewards, Tensor) else np.asarray(rewards, dtype=np.float64), dtype=torch.float64)
     if groups is None: groups = torch.arange(len(r), device=r.device)[:, None].expand(r.shape)
     g = torch.unique(torch.as_tensor(groups, device=r.device).reshape(-1), return_inverse=True)[1]
     r = r.reshape(-1)
@@ -69,7 +70,7 @@ def group_advantages(
     elif kind == 'batch': a = d / (group_variance(r.where(known, torch.nan), torch.zeros_like(g), ddof).sum().sqrt() + eps)
     elif kind == 'rloo':  a = d * (n/(n-1).clamp(min=1))[g]
     else:                 a = d if kind == 'mean' else r
-    return a.reshape(torch.as_tensor(rewards).shape)
+    return a.reshape(rewards.shape if isinstance(rewards, Tensor) else np.shape(rewards))
 
 # %% ../../nbs/train/30_advantages.ipynb #8ea79d68
 def clip_advantages(
