@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from ..core.params import PROFILES, ProtocolParams
 from ..core.window import WINDOW_LENGTH
 from .metrics import percent, printable, read_metrics
 
@@ -66,7 +67,7 @@ class MinerRow:
     name:str
     behaviour:str
     windows:list    # numbers of the windows that it has lines in
-    rollouts:list   # rollouts that were credited to it in each of them
+    rollouts:list   # rollouts that it submitted in each of them
     weights:list    # its weight in each of them
     audits:int      # windows in which it was checked,
     failures:int    # and failed
@@ -144,8 +145,8 @@ def draw_weights(ax, run:RunRecord):
 # %% ../../nbs/monitor/41_report.ipynb #83ec6eb8
 def draw_power(ax, run:RunRecord):
     "Share of pay against share of work at the end of the run, and the power law of the protocol"
-    params = run.settings.get('params', {})
-    alpha, history = params.get('weight_alpha', 4.), int(params.get('weight_history', 12))
+    params = PROFILES.get(run.settings.get('profile'), ProtocolParams())
+    alpha, history = params.weight_alpha, params.weight_history
     rows = [r for r in per_miner(run) if r.weights[-1] > 0 and sum(r.rollouts[-history:])]
     work = np.array([sum(r.rollouts[-history:]) for r in rows], dtype=float)
     if len(rows):
@@ -156,7 +157,7 @@ def draw_power(ax, run:RunRecord):
             ax.plot(100*a, 100*r.weights[-1], 'o' if r.honest else 'x', color='black' if r.honest else '#d1495b')
             ax.annotate(label(r.name), (100*a, 100*r.weights[-1]), (5, -9), textcoords='offset points', fontsize=8)
         ax.legend(frameon=False, fontsize=8)
-    ax.set(xlabel=f'share of the rollouts credited in the last {history} windows, %', ylabel='share of all pay, %')
+    ax.set(xlabel=f'share of the rollouts of the last {history} windows, %', ylabel='share of all pay, %')
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter('{x:g}'); axis.set_minor_formatter('{x:g}' if axis is ax.xaxis else '')
 
@@ -265,7 +266,7 @@ def picture(data:bytes, caption)->Markup:
 def headline(s:dict)->Markup:
     "The result of a run in three sentences"
     return Markup('<p>' + cell(f"Held-out pass@1 went from {percent(s['pass@1 first'])} to {percent(s['pass@1 last'])} (best {percent(s['pass@1 best'])}) in "
-        f"{s['windows']:,} windows with {s['updates']:,} updates, from {s['rollouts']:,} credited rollouts. {s['honest miners']} honest miners were audited "
+        f"{s['windows']:,} windows with {s['updates']:,} updates; {s['rollouts']:,} rollouts were submitted. {s['honest miners']} honest miners were audited "
         f"{s['honest audits']:,} times and failed {s['honest failures']:,} times. {s['cheaters']} cheaters were audited {s['cheater audits']:,} times and failed "
         f"{s['cheater failures']:,} times; {s['cheaters never audited']} were never audited, {s['cheaters paid at the end']} are paid at the end.") + '</p>')
 
@@ -310,7 +311,7 @@ th, td { text-align: left; padding: .2rem .7rem .2rem 0; border-bottom: 1px soli
 CAPTIONS = dict(
     learning='Tasks solved with one attempt (pass@1) and with one of five (pass@5), on the tasks of the training rollouts and on held-out tasks.',
     weights='Weight of each miner in each window: honest miners solid, cheaters dashed.',
-    power='Share of pay against share of work in the last windows, both logarithmic. The line is the rule of the protocol, not a fit.',
+    power='Share of pay against share of the rollouts that paid miners submitted in the last windows, both logarithmic. The line is the rule of the protocol, not a fit.',
     verdicts='How often each check failed for each miner; the shade is the part of its audits. An audit ends at its first hard failure, so checks to the right of it were not reached.',
     timeline='What each node did in one window, in seconds of the wall clock as it happened. Hatched: moving data.')
 

@@ -34,13 +34,6 @@ def test_a_killed_writer_leaves_whole_lines_and_the_next_goes_on(tmp_path):
     lines = read_metrics(path)
     assert len(lines) == n+1 and lines[-1] == WINDOW and [l['window'] for l in lines[:-1]] == list(range(n))
 
-def test_two_writers_do_not_mix_their_lines(tmp_path):
-    path = tmp_path/'m.jsonl'
-    ps = [subprocess.Popen([sys.executable, '-c', WRITER, str(path), who, '300']) for who in 'ab']
-    assert [p.wait() for p in ps] == [0, 0]
-    lines = read_metrics(path)
-    assert all([l['window'] for l in lines if l['who'] == who] == list(range(300)) for who in 'ab') and len(lines) == 600
-
 @pytest.mark.parametrize('cut', [1, 10, 50])
 def test_a_stump_is_passed_over_and_removed(tmp_path, cut):
     path = tmp_path/'m.jsonl'
