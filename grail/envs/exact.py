@@ -20,7 +20,7 @@ from ..core.basics import FormatError
 # %% ../../nbs/envs/11a_exact.ipynb #c8853b87
 class NotUnderstood(FormatError): "A text has no exact value here, or finding it would take too much work"
 
-FUEL     = 4_000   # units of work, about 20 ms
+FUEL     = 3_000   # units of work, about 15 ms
 MAX_BITS = 24_576  # longest fraction, both parts together; 2006! has 19,163 bits
 
 class _Tank(threading.local): left = 0
