@@ -210,14 +210,15 @@ def draw_timeline(ax, run:RunRecord, window:int=None):
     window = busiest(run) if window is None else window
     tasks = [t for t in run.tasks if t['window'] == window]
     rank  = lambda role: ROLES.index(role) if role in ROLES else len(ROLES)
-    nodes = sorted({(rank(t['role']), t['role'], t['name']) for t in tasks})[:24]
+    first = {(t['role'], t['name']): t['start'] for t in sorted(tasks, key=lambda t: -t['start'])}
+    nodes = sorted(first, key=lambda n: (rank(n[0]), first[n], n))[:24]
     zero, kinds = min((t['start'] for t in tasks), default=0), list(dict.fromkeys(t['task'] for t in tasks))
     look = task_styles(kinds)
-    for y, (_, role, name) in enumerate(nodes):
+    for y, (role, name) in enumerate(nodes):
         for t in (t for t in tasks if (t['role'], t['name']) == (role, name)):
             ax.barh(y, t['end']-t['start'], left=t['start']-zero, height=.7, **look[t['task']])
     boxes = [Patch(**look[k]) for k in kinds]
-    ax.set_yticks(range(len(nodes)), [f'{role} {label(name, 14)}' for _, role, name in nodes], fontsize=8)
+    ax.set_yticks(range(len(nodes)), [f'{role} {label(name, 14)}' for role, name in nodes], fontsize=8)
     ax.set(xlabel='seconds since the first task of the window')
     ax.invert_yaxis()
     if boxes: ax.legend(boxes, [label(k) for k in kinds], frameon=False, fontsize=8, ncols=4, loc='lower center', bbox_to_anchor=(.45, 1))
@@ -229,7 +230,7 @@ def summary(run:RunRecord)->dict:
     cheats, honest = [r for r in rows if not r.honest], [r for r in rows if r.honest]
     return {'windows': len(run.windows), 'updates': max((l.get('updates') or 0 for l in run.windows), default=0),
             'rollouts': sum(sum(r.rollouts) for r in rows), 'checkpoint': run.windows[-1]['checkpoint'] if run.windows else None,
-            'pass@1 first': y[0] if len(y) else None, 'pass@1 last': y[-1] if len(y) else None, 'pass@1 best': max(y, default=None),
+            'pass@1 first': float(y[0]) if len(y) else None, 'pass@1 last': float(y[-1]) if len(y) else None, 'pass@1 best': float(max(y)) if len(y) else None,
             'honest miners': len(honest), 'honest audits': sum(r.audits for r in honest), 'honest failures': sum(r.failures for r in honest),
             'cheaters': len(cheats), 'cheater audits': sum(r.audits for r in cheats), 'cheater failures': sum(r.failures for r in cheats),
             'cheaters never audited': sum(not r.audits for r in cheats), 'cheaters paid at the end': sum(r.weights[-1] > 0 for r in cheats)}
@@ -312,7 +313,7 @@ CAPTIONS = dict(
     learning='Tasks solved with one attempt (pass@1) and with one of five (pass@5), on the tasks of the training rollouts and on held-out tasks.',
     weights='Weight of each miner in each window: honest miners solid, cheaters dashed.',
     power='Share of pay against share of the rollouts that paid miners submitted in the last windows, both logarithmic. The line is the rule of the protocol, not a fit.',
-    verdicts='How often each check failed for each miner; the shade is the part of its audits. An audit ends at its first hard failure, so checks to the right of it were not reached.',
+    verdicts='How often each check failed for each miner; the shade is the part of its audits. Where a miner failed no audit, the check is a soft one: noted, not decisive.',
     timeline='What each node did in one window, in seconds of the wall clock as it happened. Hatched: moving data.')
 
 # %% ../../nbs/monitor/41_report.ipynb #7d8419a5
