@@ -109,6 +109,7 @@ class _Thrift:
 
 # %% ../../nbs/protocol/07_rollout.ipynb #dfb162e4
 def _value(self, kind, depth):
+    if depth > 16: raise FormatError('the metadata is nested too deeply')
     if kind in (1, 2): return self.take(1)[0] == 1                 # a boolean in a list; in a struct it is in the field's type
     if kind == 3: return self.take(1)[0]
     if kind in (4, 5, 6): return self.signed()
@@ -122,12 +123,11 @@ def _value(self, kind, depth):
     raise FormatError(f'the metadata has a value of type {kind}')
 
 def _struct(self, depth=0):
-    if depth > 8: raise FormatError('the metadata is nested too deeply')
     out, field = {}, 0
     while head := self.take(1)[0]:
         field = field + (head >> 4) if head >> 4 else self.signed()
         if field in out: raise FormatError('the metadata has a field twice')
-        out[field] = head & 15 == 1 if head & 15 in (1, 2) else self.value(head & 15, depth)
+        out[field] = head & 15 == 1 if head & 15 in (1, 2) else self.value(head & 15, depth+1)
     return out
 
 _Thrift.value, _Thrift.struct = _value, _struct
