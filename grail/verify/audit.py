@@ -15,6 +15,7 @@ from ..core.basics import FormatError
 from ..core.params import ProtocolParams
 from ..core.window import WINDOW_LENGTH
 from ..protocol.randomness import as_part, prf
+from .detectors import LIFETIME, log_evidence
 
 # %% ../../nbs/verify/22_audit.ipynb #0c68d34b
 def draw(
@@ -139,6 +140,7 @@ class Ledger:
     last_audited:dict=field(default_factory=dict)  # hotkey -> window of its last audit
     audits:dict=field(default_factory=dict)        # hotkey -> number of audits ever
     failures:dict=field(default_factory=dict)      # hotkey -> number of failed audits ever
+    places:dict=field(default_factory=dict)        # hotkey -> counts of its audited tokens' places, since it was last accused
 
     def banned(self, hotkey:str, window:int)->bool:
         "Is `hotkey` out in the window that starts at `window`?"
@@ -169,20 +171,30 @@ def record(self:Ledger, verdict, claimed:int=None):
     h, w = verdict.hotkey, verdict.window
     old  = next((r for r in self.history.get(h, []) if r.window == w), None)
     if claimed is None: claimed = old.claimed if old else verdict.rollouts
-    failed, hard = tuple(verdict.failed_checks), not verdict.passed and verdict.hard
-    self._put(h, Record(w, claimed, True, verdict.passed, verdict.rollouts if verdict.passed else 0, failed, hard))
-    if not (old and old.audited):
-        self.audits[h]   = self.audits.get(h, 0) + 1
-        self.failures[h] = self.failures.get(h, 0) + (not verdict.passed)
+    if old and old.audited: return                   # said before
+    odd    = self._history(h, verdict.places)
+    failed = tuple(verdict.failed_checks) + ('history',)*odd
+    passed, hard = verdict.passed and not odd, odd or (not verdict.passed and verdict.hard)
+    self._put(h, Record(w, claimed, True, passed, verdict.rollouts if passed else 0, failed, hard))
+    self.audits[h]   = self.audits.get(h, 0) + 1
+    self.failures[h] = self.failures.get(h, 0) + (not passed)
     self.last_audited[h] = max(w, self.last_audited.get(h, 0))
     if hard: self.bans[h] = max(self.bans.get(h, 0), w + (1 + self.params.ban_windows)*WINDOW_LENGTH)
 
-Ledger.submitted, Ledger.record = submitted, record
+def _history(self:Ledger, hotkey, places):
+    "Add the places of an audit's tokens; True if all of them together accuse the miner, whose count then starts anew"
+    if not places: return False
+    total = [a + b for a, b in zip(self.places.get(hotkey, [0]*len(places)), places)]
+    odd   = log_evidence(total) >= LIFETIME
+    self.places[hotkey] = [0]*len(total) if odd else total
+    return odd
+
+Ledger.submitted, Ledger.record, Ledger._history = submitted, record, _history
 
 # %% ../../nbs/verify/22_audit.ipynb #d12ad6f8
 def ledger_to_dict(ledger:Ledger)->dict:
     "Plain values, ready for JSON; the parameters are not part of it"
-    names = ('bans', 'last_audited', 'audits', 'failures')
+    names = ('bans', 'last_audited', 'audits', 'failures', 'places')
     return {'history': {h: [{**asdict(r), 'failed': list(r.failed)} for r in rs] for h, rs in sorted(ledger.history.items())},
             **{n: dict(sorted(getattr(ledger, n).items())) for n in names}}
 
@@ -190,5 +202,5 @@ def ledger_from_dict(d:dict, params:ProtocolParams)->Ledger:
     "Read what `ledger_to_dict` wrote; raises `FormatError`"
     try:
         history = {h: [Record(**{**r, 'failed': tuple(r['failed'])}) for r in rs] for h, rs in d['history'].items()}
-        return Ledger(params, history, *[dict(d[n]) for n in ('bans', 'last_audited', 'audits', 'failures')])
+        return Ledger(params, history, *[dict(d[n]) for n in ('bans', 'last_audited', 'audits', 'failures', 'places')])
     except (KeyError, TypeError, AttributeError, ValueError) as e: raise FormatError(f'not a ledger: {e!r}') from e

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CHECKS', 'Check', 'CheckResult', 'result', 'check_header', 'row_fault', 'check_rows', 'unique_count',
            'check_environment', 'check_logprob', 'check_termination', 'check_sampling', 'quantiles',
-           'check_distribution']
+           'check_distribution', 'check_statistics']
 
 # %% ../../nbs/verify/19_checks.ipynb #19987e29
 from collections import Counter
@@ -15,6 +15,7 @@ import numpy as np
 
 from ..core.params import ProtocolParams, params_digest
 from ..protocol.randomness import challenge_positions
+from .detectors import SINGLE, log_evidence
 
 # %% ../../nbs/verify/19_checks.ipynb #32cc8daa
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ CHECKS = {c.name: c for c in (
     Check('logprob',      'hard', '<=', 'error of claimed log-probs, in tolerances'),
     Check('termination',  'hard', '>=', 'probability of the EOS that ends the completion'),
     Check('sampling',     'hard', '<=', 'fraction of tokens that are not the seeded pick'),
-    Check('distribution', 'soft', '>=', 'smallest quantile of chosen-token probability, in thresholds'))}
+    Check('distribution', 'soft', '>=', 'smallest quantile of chosen-token probability, in thresholds'),
+    Check('statistics',   'hard', '<=', 'evidence of all audited tokens against honest sampling, in nats'))}
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -190,3 +192,10 @@ def check_distribution(
     ratio = {k: v/max(t, 1e-12) for k, (v, t) in quantiles(probs, params).items()}
     worst = min(ratio, key=ratio.get)
     return result('distribution', min(ratio[worst], 1e6), 1, f'{worst} of chosen-token probability is {ratio[worst]:.2g} of what it must be', r)
+
+# %% ../../nbs/verify/19_checks.ipynb #47452bee
+def check_statistics(
+    counts,   # [BINS] places of all audited tokens
+)->CheckResult:
+    "Do the tokens of this audit, together, look like samples?"
+    return result('statistics', log_evidence(counts), SINGLE, f'{int(sum(counts))} tokens do not look as if they had been sampled from the model')

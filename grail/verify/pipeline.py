@@ -21,11 +21,12 @@ from ..model.forward import prefill
 from ..protocol.proof import ProofContext, proof_scheme
 from ..protocol.randomness import Randomness, noise_key, task_seed
 from ..protocol.rollout import read_submission
-from ..protocol.sampling import margin
+from ..protocol.sampling import _allowed, margin
 from ..protocol.signature import sign, verify
 from .audit import select_groups
 from .checks import (CHECKS, CheckResult, check_distribution, check_environment, check_header, check_logprob, check_rows,
-                                 check_sampling, check_termination, result, unique_count)
+                                 check_sampling, check_statistics, check_termination, result, unique_count)
+from .detectors import BINS, bin_counts, pit, pit_noise, step_statistics
 
 # %% ../../nbs/verify/21_pipeline.ipynb #297f9dd2
 def round6(x)->float|None:
@@ -47,6 +48,7 @@ class Verdict:
     rollouts:int         # valid unique rollouts that are credited; 0 if it failed
     passed:bool
     reason:str           # why it failed; '' if it passed
+    places:tuple=()      # where the audited tokens fell in their distributions: counts in equal bins
 
     @property
     def failed_checks(self)->tuple: return tuple(c['name'] for c in self.checks if c['failed'])
@@ -97,6 +99,9 @@ class Evidence:
     lengths:list          # [B] completion lengths
     logprobs:list         # [B] arrays [C_i] float32
     margins:list          # [B] arrays [C_i] float32; empty list if sampling is free
+    above:list            # [B] arrays [C_i], probability of the tokens that come before the chosen one
+    chosen:list           # [B] arrays [C_i], log-prob of the chosen one, both under the sampler's distribution
+    spread:list           # [B] arrays [C_i], entropy of that distribution; three empty lists if there is nothing to sample (temperature 0)
 
 def read_group(
     model,                 # the checkpoint's
@@ -111,12 +116,16 @@ def read_group(
     tokens = np.zeros((len(rollouts), params.max_new_tokens), np.int64)
     for row, r in zip(tokens, rollouts): row[:len(r.tokens) - r.prompt_length] = r.tokens[r.prompt_length:]
     tokens = torch.from_numpy(tokens)
+    seeded, T = params.sampling == 'seeded', params.temperature
     def visit(logits, rows, steps):
-        chosen = tokens.to(logits.device)[rows, steps]
-        return {'margin': margin(logits, chosen, [keys[b] for b in rows.tolist()], steps.tolist(), params.temperature, params.top_k, params.top_p)}
-    out  = prefill(model, [r.tokens for r in rollouts], start, pad_to=max(start) + params.max_new_tokens, visit=visit if params.sampling == 'seeded' else None)
-    cut  = lambda x: [row[:n] for row, n in zip(x.float().cpu().numpy(), out.lengths)]
-    return Evidence(out.hidden, out.lengths, cut(out.logprobs), cut(out.extra['margin']) if params.sampling == 'seeded' else [])
+        chosen, out = tokens.to(logits.device)[rows, steps], {}
+        if seeded: out['margin'] = margin(logits, chosen, [keys[b] for b in rows.tolist()], steps.tolist(), T, params.top_k, params.top_p)
+        if T == 0: return out
+        s = step_statistics(logits, chosen, T, _allowed(logits, T, params.top_k, params.top_p))
+        return {**out, 'above': s['above'], 'chosen': s['logp'], 'spread': s['entropy']}
+    out = prefill(model, [r.tokens for r in rollouts], start, pad_to=max(start) + params.max_new_tokens, visit=visit)
+    cut = lambda x: [row[:n] for row, n in zip(x.float().cpu().numpy(), out.lengths)] if x is not None else []
+    return Evidence(out.hidden, out.lengths, cut(out.logprobs), *(cut(out.extra.get(k)) for k in ('margin', 'above', 'chosen', 'spread')))
 
 # %% ../../nbs/verify/21_pipeline.ipynb #de59afd4
 def check_group(
@@ -129,12 +138,12 @@ def check_group(
     params:ProtocolParams,
     eos:set,               # token ids that end a text
     scheme,                # what `proof_scheme` made
-)->list:                   # of `CheckResult`
+)->tuple:                  # list of `CheckResult`, and counts of the tokens' places [BINS]
     "Everything that needs the model, on one group"
     seen  = read_group(model, rollouts, hotkey, open, params)
     where = [ProofContext(open, hotkey, r.group, r.index) for r in rollouts]
     proof = scheme.verify(seen.hidden, seen.lengths, [r.prompt_length for r in rollouts], where, [r.proof for r in rollouts], audit, submission)
-    out   = []
+    out, counts = [], np.zeros(BINS, np.int64)
     for b, (r, p, own) in enumerate(zip(rollouts, proof, seen.logprobs)):
         m = seen.margins[b] if seen.margins else None
         out.append(CheckResult('proof', 'hard', bool(p.passed), float(p.value), float(p.threshold), p.reason, r.group, r.index))
@@ -142,7 +151,8 @@ def check_group(
         out.append(check_termination(r, eos, float(np.exp(own[-1])), m is not None and m[-1] <= params.sampling_margin, params))
         if m is not None: out.append(check_sampling(r, m, params))
         out.append(check_distribution(r, np.exp(own), params))
-    return out
+        if seen.above: counts += bin_counts(pit(seen.above[b], seen.chosen[b], pit_noise(audit, submission, r.group, r.index, len(own))), seen.spread[b])
+    return out, counts
 
 # %% ../../nbs/verify/21_pipeline.ipynb #1761bd8f
 def eos_ids(model)->set:
@@ -170,7 +180,7 @@ def audit_submission(
     made = dict(window=window, hotkey=hotkey, checkpoint=checkpoint, params=params_digest(params), open=open.to_dict(), audit=audit.to_dict())
     late = modified is not None and deadline is not None and modified > deadline + params.grace_seconds
     if late: return Verdict(**made, submission='', sampled_groups=(), checks=(), rollouts=0, passed=False, reason='late: it does not count as submitted')
-    results, digest, groups, rollouts = [], '', [], []
+    results, digest, groups, rollouts, places = [], '', [], [], ()
     try:
         submission = read_submission(header, body, params)
         digest, rollouts = submission.digest, submission.rollouts
@@ -179,11 +189,12 @@ def audit_submission(
     if all(r.passed for r in results):
         results += _environment(rollouts, env, hotkey, open.value)
         groups   = select_groups(audit.value, digest, len(rollouts)//params.rollouts_per_group, params)
-        results += _models(model, rollouts, groups, hotkey, open.value, audit.value, digest, params, calibration)
+        found, places = _models(model, rollouts, groups, hotkey, open.value, audit.value, digest, params, calibration)
+        results += found + [check_statistics(places)]
     lines  = [summary(n, found) for n in CHECKS if (found := [r for r in results if r.name == n])]
     reason = decide(lines, params)
     return Verdict(**made, submission=digest, sampled_groups=tuple(groups), checks=tuple(lines), rollouts=0 if reason else unique_count(rollouts),
-                   passed=not reason, reason=reason[:400])
+                   passed=not reason, reason=reason[:400], places=tuple(int(x) for x in places))
 
 # %% ../../nbs/verify/21_pipeline.ipynb #32dff8e2
 def _environment(rollouts, env, hotkey, open):
@@ -197,7 +208,8 @@ def _models(model, rollouts, groups, hotkey, open, audit, digest, params, calibr
     scheme, eos, members = proof_scheme(params, calibration), eos_ids(model), {g: [] for g in groups}
     for r in sorted(rollouts, key=lambda r: r.index):
         if r.group in members: members[r.group].append(r)
-    return [x for g in groups for x in check_group(model, members[g], hotkey, open, audit, digest, params, eos, scheme)]
+    done = [check_group(model, members[g], hotkey, open, audit, digest, params, eos, scheme) for g in groups]
+    return [x for found, _ in done for x in found], sum(counts for _, counts in done)
 
 # %% ../../nbs/verify/21_pipeline.ipynb #e04cc049
 @dataclass(frozen=True)
@@ -209,7 +221,7 @@ class SignedVerdict:
 
 def verdict_to_dict(v:Verdict)->dict:
     "Plain values, ready for canonical JSON"
-    return {**asdict(v), 'sampled_groups': list(v.sampled_groups), 'checks': list(v.checks)}
+    return {**asdict(v), 'sampled_groups': list(v.sampled_groups), 'checks': list(v.checks), 'places': list(v.places)}
 
 def verdict_bytes(v:Verdict)->bytes:
     "The canonical bytes: equal for equal verdicts"
@@ -235,8 +247,9 @@ def verdict_from_dict(d)->Verdict:
         if not isinstance(c, dict) or set(c) != set(LINE) or not all(isinstance(c[k], t) and not isinstance(c[k], bool) for k, t in LINE.items()):
             raise FormatError('a check of a verdict has other fields')
         if CHECKS.get(c['name']) is None or CHECKS[c['name']].severity != c['severity']: raise FormatError(f"no check {c['name'][:40]!r}")
-    if not all(type(g) is int for g in d['sampled_groups']): raise FormatError('group numbers of a verdict are integers')
-    return Verdict(**{**d, 'sampled_groups': tuple(d['sampled_groups']), 'checks': tuple(d['checks'])})
+    if not all(type(g) is int and g >= 0 for g in d['sampled_groups'] + d['places']): raise FormatError('group numbers and counts of a verdict are integers')
+    if len(d['places']) not in (0, BINS): raise FormatError(f'a verdict counts places in {BINS} bins')
+    return Verdict(**{**d, **{k: tuple(d[k]) for k in ('sampled_groups', 'checks', 'places')}})
 
 def read_verdict(
     data:bytes,           # what `sign_verdict` made, perhaps

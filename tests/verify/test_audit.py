@@ -16,7 +16,7 @@ from grail.verify.audit import (Ledger, audit_size, cheating_gain, detection, dr
 
 @dataclass(frozen=True)
 class Found:
-    hotkey:str; window:int; passed:bool; rollouts:int=0; failed_checks:tuple=(); hard:bool=False; checks:tuple=({},)
+    hotkey:str; window:int; passed:bool; rollouts:int=0; failed_checks:tuple=(); hard:bool=False; checks:tuple=({},); places:tuple=()
 
 
 names = st.lists(st.text('abcdefgh', min_size=1, max_size=4), max_size=40)
