@@ -57,8 +57,9 @@ def final_number(text:str)->str|None:
     return found and found.replace(',', '').replace('$', '')
 
 def extract(
-    completion:str, # what the model wrote
-)->str|None:        # the final answer, as it was written
+    completion:str,   # what the model wrote
+    number:bool=True, # may the last number in the text be the answer, if nothing marks one?
+)->str|None:          # the final answer, as it was written
     "The final answer of a completion, or None"
     if not isinstance(completion, str): return None
     text = completion[:m.start()] if (m := _EOS.search(completion)) else completion
@@ -69,7 +70,7 @@ def extract(
     if '####' in text:
         rest = text.rsplit('####', 1)[1].strip().split('\n')[0][:MAX_CHARS].strip()
         return (m[0].replace(',', '').replace('$', '') if (m := _NUMBER.match(rest)) else rest) or None
-    return final_number(text)
+    return final_number(text) if number else None
 
 # %% ../../nbs/envs/12_answers.ipynb #0e6fb50e
 _SIGNS = {'−': '-', '–': '-', '×': r'\times ', '⋅': r'\cdot ', '·': r'\cdot ', '÷': r'\div ', 'π': r'\pi ', '∞': r'\infty ', '√': r'\surd ',
