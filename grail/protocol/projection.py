@@ -45,7 +45,7 @@ def coefficients(
     width = -(-H//8)
     raw = prf('projection', open, as_part(hotkey), as_part(group), as_part(index), size=length*(width + 8))
     raw = np.frombuffer(raw, np.uint8).reshape(length, width + 8)
-    return SIGNS[raw[:, :width]].view(np.int8)[:, :H], raw[:, width:].copy().view('<u2')
+    return SIGNS.take(raw[:, :width]).view(np.int8)[:, :H], raw[:, width:].copy().view('<u2')
 
 # %% ../../nbs/protocol/04a_projection.ipynb #73ec0ee0
 def project(

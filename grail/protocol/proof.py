@@ -45,6 +45,7 @@ def _malformed(proof, length:int)->str:
 # %% ../../nbs/protocol/06_proof.ipynb #58f199f6
 def _states(hidden:torch.Tensor, lengths:list)->torch.Tensor:
     "The states [N, H] of all completion tokens, rollout after rollout, out of a padded batch [B, C, H]"
+    if all(n == hidden.shape[1] for n in lengths): return hidden.flatten(0, 1)      # nothing to drop, nothing to copy
     steps = torch.arange(hidden.shape[1], device=hidden.device)
     return hidden[steps < torch.as_tensor(lengths, device=hidden.device)[:, None]]
 
