@@ -30,8 +30,8 @@ class Question:
     strata:tuple[str, ...] = ()   # what the split should be balanced over, such as subject and level
 
 def same_text(text:str)->str:
-    "What two copies of one question have in common: letters and digits, whatever the spacing and case"
-    return re.sub(r'[^a-z0-9]+', '', text.lower())
+    "What two copies of one question have in common: everything but spacing and case"
+    return re.sub(r'\s+', '', text).lower()
 
 def question_id(text:str)->str: return sha256(same_text(text).encode())[:16]
 
