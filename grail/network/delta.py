@@ -52,7 +52,7 @@ def unplanes(
     width:int,       # bytes of an integer
 )->np.ndarray:
     "The integers again"
-    return np.ascontiguousarray(np.frombuffer(data, 'u1').reshape(width, -1).T).view(f'<u{width}').reshape(-1)
+    return np.frombuffer(data, 'u1').reshape(width, -1).T.copy().view(f'<u{width}').reshape(-1)
 
 def narrow(
     x:np.ndarray,    # [n] non-negative integers

@@ -208,8 +208,9 @@ def publish_checkpoint(
     "Upload a checkpoint, the signed manifest last; raises `Exists` if there is another one for this window"
     entry = {name: dict(sha256=sha256(data), size=len(data)) for name, data in files.items()}
     deltas, blobs = _deltas(base, files, entry, anchor) if base else ({}, [])
-    m = check_manifest(dict(version=1, window=int(window), parent=parent, params=params_to_dict(params), files=entry, info=info or {},
-                            deltas=deltas, weights=weights or sha256(canonical_json(entry)), trainer=keypair.ss58_address))
+    m = check_manifest(dict(version=1, window=int(window), parent=parent, params=params_to_dict(params), files=entry,
+                            deltas=deltas, weights=weights or sha256(canonical_json(entry)), trainer=keypair.ss58_address,
+                            info=info or {}))
     whole = [data for name, data in files.items() if name not in deltas]
     for data in (*blobs, *whole): _put_part(store, file_key(sha256(data)), data)
     return Checkpoint(int(window), _put_manifest(store, m, keypair), m, dict(files))
