@@ -99,9 +99,9 @@ def test_values_that_no_rollout_has_are_refused():
     nan, inf = make().logprobs.copy(), make().logprobs.copy()
     nan[2], inf[5] = np.nan, -np.inf
     for bad,reason in [(make(logprobs=nan), 'logprobs has nan'), (make(logprobs=inf), 'logprobs has -inf'), (make(reward=float('nan')), 'a reward is finite'), (make(reward=-float('inf')), 'a reward is finite'),
-                       (make(group=-1), 'group is from'), (make(group=256), 'group is from'), (make(index=16), 'index is from'), (make(index=-2**31), 'index is from'),
-                       (make(tokens=np.r_[make().tokens[:-1], -1]), 'tokens has -1'), (make(prompt=0), 'a prompt has'), (make(prompt=17), 'a prompt has'),
-                       (make(n=0), 'a completion has'), (make(n=9), 'a completion has')]:
+                       (make(group=-1), 'group of a rollout is from'), (make(group=256), 'group of a rollout is from'), (make(index=16), 'index of a rollout is from'), (make(index=-2**31), 'index of a rollout is from'),
+                       (make(tokens=np.r_[make().tokens[:-1], -1]), 'tokens has -1'), (make(prompt=0), 'length of a prompt'), (make(prompt=17), 'length of a prompt'),
+                       (make(n=0), 'length of a completion'), (make(n=9), 'length of a completion')]:
         e = refused(encode_body(ROLLOUTS[:5] + [bad] + ROLLOUTS[5:]))
         assert f'rollout 5 of the body: ' in str(e) and reason in str(e)
 
@@ -110,10 +110,10 @@ def test_lists_whose_lengths_do_not_fit_are_refused():
     values = lambda name, v: page(len(v), raw_page(name, v))
     for name in ('logprobs', 'proof'):
         for v in ([1, 2], [1, 2, 3, 4]):
-            assert 'for each completion token' in str(refused(build({name: values(name, v)}, {name: len(v)})))
-    for n in (3, 1, 0, -1, 2**31-1, -2**31): assert 'prompt' in str(e := refused(build({'prompt_length': values('prompt_length', [n])}))) or 'for each completion' in str(e) or 'a completion has' in str(e)
+            assert 'each completion token has' in str(refused(build({name: values(name, v)}, {name: len(v)})))
+    for n in (3, 1, 0, -1, 2**31-1, -2**31): assert 'prompt' in str(e := refused(build({'prompt_length': values('prompt_length', [n])}))) or 'each completion token has' in str(e) or 'length of a completion' in str(e)
     empty = page(1, run((1, 0)) + run((1, 0)))
-    assert 'a completion has' in str(refused(build({'tokens': empty}, {'tokens': 1})))
+    assert 'length of a completion' in str(refused(build({'tokens': empty}, {'tokens': 1})))
 
 
 # ---------------------------------------------------------------- form

@@ -129,14 +129,14 @@ def by_sorting(logits, temperature, top_k, top_p):
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=12), st.sampled_from([.5, 1., 2.]), st.integers(0, 14), st.sampled_from([.05, .3172, .6418, .9173, 1.]))
 def test_allowed_tokens_are_those_of_a_stable_sort(values, temperature, top_k, top_p):
     logits = torch.tensor([[float(v) for v in values]])
-    mask = S._allowed(logits, temperature, top_k, top_p)
+    mask = S.allowed(logits, temperature, top_k, top_p)
     kept = set(range(len(values))) if mask is None else set(mask[0].nonzero()[:, 0].tolist())
     assert kept == by_sorting([float(v) for v in values], temperature, top_k, top_p)
 
 
 def test_top_p_that_needs_most_of_a_large_vocabulary_is_exact():
     logits = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(0))*torch.tensor([[.01], [1.], [12.]])
-    mask = S._allowed(logits, 1., 0, .9)
+    mask = S.allowed(logits, 1., 0, .9)
     for row,kept in zip(logits.double(), mask):
         p, order = row.softmax(0).sort(descending=True)
         n = int((p.cumsum(0)-p < .9).sum())
