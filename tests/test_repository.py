@@ -97,6 +97,12 @@ def test_links_and_pictures_of_the_readme_exist():
     targets = re.findall(r'\]\(([^)\s]+)\)', readme())
     assert [t for t in targets if not re.match(r'[a-z]+:|#', t) and not (ROOT/t.partition('#')[0]).exists()] == []
 
+def test_the_first_cell_is_title_and_subtitle_and_no_more():
+    "nbdev makes the page's front matter of the whole first cell: an introduction in it would not be on the site"
+    from execnb.nbio import read_nb
+    form = re.compile(r'# [^\n]+\n\s*\n> [^\n]+(\n\s*)*(\n- [\w-]+: [^\n]+)*\s*')
+    assert [p.name for p in notebooks() if not form.fullmatch(read_nb(p).cells[0].source)] == []
+
 def names(tree, context):
     import ast
     args = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)} if context is ast.Store else set()
