@@ -34,7 +34,8 @@ def main():
         logits = 4*torch.randn(rows, args.vocab, generator=torch.Generator().manual_seed(0))
         keys = [noise_key(b'bench', '5Miner', 0, i) for i in range(rows)]
         tokens = pick(logits, keys, 0)
-        jobs = [lambda: logits.softmax(-1), lambda: gumbel(keys, 0, args.vocab), lambda: pick(logits, keys, 0), lambda: pick(logits, keys, 0, top_k=50),
+        jobs = [lambda: logits.softmax(-1), lambda: gumbel(keys, 0, args.vocab), lambda: pick(logits, keys, 0),
+                lambda: pick(logits, keys, 0, top_k=50),
                 lambda: pick(logits, keys, 0, top_p=.95), lambda: margin(logits, tokens, keys, 0)]
         print(f'{rows:5}', *(f'{microseconds(j, rows):9.0f}' for j in jobs))
 

@@ -1,6 +1,6 @@
 """A Parquet writer of a hundred lines that can lie: every number in the footer and in the page headers can be replaced.
 
-Used to make the files that a hostile miner could send. `honest()` is a good file; the tests show that it decodes before they break it."""
+It makes the files that a hostile miner could send. `honest()` is a good one; tests show that it decodes before they break it."""
 import struct
 
 import pyarrow as pa
@@ -45,9 +45,11 @@ def run(*runs):
 def zstd_zeros(n, first=b''):
     "A zstd frame of `first` and n zeros; each 128 kB of zeros take 4 bytes"
     full, rest = divmod(n, 128*1024)
-    blocks = [(0, len(first), first)]*bool(first) + [(1, 128*1024, b'\0')]*full + [(1, rest, b'\0')]*bool(rest)       # type (raw, or one byte repeated), size, bytes
-    frame = b''.join((size << 3 | kind << 1 | (i == len(blocks)-1)).to_bytes(3, 'little') + data for i,(kind,size,data) in enumerate(blocks))
-    return b'\x28\xb5\x2f\xfd' + b'\xe0' + (n+len(first)).to_bytes(8, 'little') + frame                            # single segment, eight bytes of content size
+    raw, repeated = 0, 1                                # types of blocks
+    blocks = [(raw, len(first), first)]*bool(first) + [(repeated, 128*1024, b'\0')]*full + [(repeated, rest, b'\0')]*bool(rest)
+    frame = b''.join((size << 3 | kind << 1 | (i == len(blocks)-1)).to_bytes(3, 'little') + data for i,
+                     (kind,size,data) in enumerate(blocks))
+    return b'\x28\xb5\x2f\xfd' + b'\xe0' + (n+len(first)).to_bytes(8, 'little') + frame    # single segment, size in eight bytes
 
 def zstd(raw): return pa.compress(raw, codec='zstd', asbytes=True)
 
@@ -56,7 +58,8 @@ def page(n, raw, packed=None, encoding=0, size=None, packed_size=None, kind=0, e
     "A data page of `n` values; `size` is what its header says it decodes to"
     packed = zstd(raw) if packed is None else packed
     inner = {1: (I32, n), 2: (I32, encoding), 3: (I32, 3), 4: (I32, 3)}
-    header = {1: (I32, kind), 2: (I32, len(raw) if size is None else size), 3: (I32, len(packed) if packed_size is None else packed_size), 5: (STRUCT, inner)}
+    header = {1: (I32, kind), 2: (I32, len(raw) if size is None else size),
+              3: (I32, len(packed) if packed_size is None else packed_size), 5: (STRUCT, inner)}
     return thrift(header | (extra or {})) + packed
 
 
@@ -65,15 +68,18 @@ def zeros(n, width, levels=b''):
     return page(n, b'', packed=zstd_zeros(n*width, levels), size=len(levels) + n*width)
 
 
-LEAVES = [('group', 1, '<i'), ('index', 1, '<i'), ('prompt_length', 1, '<i'), ('tokens', 1, '<i'), ('logprobs', 4, '<f'), ('proof', 1, '<I'), ('reward', 5, '<d'), ('success', 0, None)]
+LEAVES = [('group', 1, '<i'), ('index', 1, '<i'), ('prompt_length', 1, '<i'), ('tokens', 1, '<i'), ('logprobs', 4, '<f'),
+          ('proof', 1, '<I'), ('reward', 5, '<d'), ('success', 0, None)]
 LISTS = ('tokens', 'logprobs', 'proof')
-ROW = dict(group=[0], index=[0], prompt_length=[2], tokens=[7, 8, 9, 10, 11], logprobs=[-1., -.5, -.25], proof=[1, 2, 2**32-1], reward=[1.], success=[True])
+ROW = dict(group=[0], index=[0], prompt_length=[2], tokens=[7, 8, 9, 10, 11], logprobs=[-1., -.5, -.25], proof=[1, 2, 2**32-1],
+           reward=[1.], success=[True])
 
 def schema():
     nodes = [{4: (BIN, b'schema'), 5: (I32, 8)}]
     for name,kind,_ in LEAVES:
         leaf = {1: (I32, kind), 3: (I32, 0), 4: (BIN, name.encode())} | ({6: (I32, 13)} if name == 'proof' else {})
-        if name in LISTS: nodes += [{3: (I32, 0), 4: (BIN, name.encode()), 5: (I32, 1), 6: (I32, 3)}, {3: (I32, 2), 4: (BIN, b'list'), 5: (I32, 1)}, leaf | {4: (BIN, b'element')}]
+        if name in LISTS: nodes += [{3: (I32, 0), 4: (BIN, name.encode()), 5: (I32, 1), 6: (I32, 3)},
+                                    {3: (I32, 2), 4: (BIN, b'list'), 5: (I32, 1)}, leaf | {4: (BIN, b'element')}]
         else: nodes.append(leaf)
     return nodes
 
@@ -87,13 +93,15 @@ def raw_page(name, values):
 
 
 def build(pages=None, counts=None, rows=1, chunk=None, footer=None, row_group=None, nodes=None, gap=b'', tail=None):
-    """A file of one row group. `pages` replaces the bytes of a column's pages, `counts` what the footer says of its values, `chunk` fields of its metadata ({name: {number: (type, value)}}),
-    `footer` and `row_group` fields of these, `nodes` the schema, `gap` stands between last column and footer, `tail` replaces the length of the footer."""
+    """A file of one row group. `pages` replaces the bytes of a column's pages, `counts` what the footer says of its values,
+    `chunk` fields of its metadata ({name: {number: (type, value)}}), `footer` and `row_group` fields of these, `nodes` the
+    schema; `gap` stands between last column and footer, `tail` replaces the length of the footer."""
     out, columns = b'PAR1', []
     for name,kind,_ in LEAVES:
         data = (pages or {}).get(name) or page(len(ROW[name]), raw_page(name, ROW[name]))
         path = [name.encode()] + ([b'list', b'element'] if name in LISTS else [])
-        meta = {1: (I32, kind), 2: (LIST, (I32, [0, 3])), 3: (LIST, (BIN, path)), 4: (I32, 6), 5: (I64, (counts or {}).get(name, len(ROW[name]))), 6: (I64, 100), 7: (I64, len(data)), 9: (I64, len(out))}
+        meta = {1: (I32, kind), 2: (LIST, (I32, [0, 3])), 3: (LIST, (BIN, path)), 4: (I32, 6),
+                5: (I64, (counts or {}).get(name, len(ROW[name]))), 6: (I64, 100), 7: (I64, len(data)), 9: (I64, len(out))}
         columns.append({2: (I64, 0), 3: (STRUCT, meta | (chunk or {}).get(name, {}))})
         out += data
     out += gap
