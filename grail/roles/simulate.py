@@ -188,7 +188,8 @@ def miner_lines(self:Simulation, window:Window, verdicts:list, rollouts:dict)->l
     for m in self.miners:
         v, ledger = found.get(m.hotkey), self.validators[0].ledger
         lines.append(dict(kind='miner', window=int(window), name=m.name, behaviour=m.behaviour, hotkey=m.hotkey, audited=v is not None,
-                          passed=v.passed if v else None, failed_checks=list(v.failed_checks) if v else [], reason=v.reason if v else '',
+                          passed=v.passed if v else None, failed_checks=list(v.failed_checks) if v and not v.passed else [],
+                          anomalies=sum(c['failed'] for c in v.checks if c['severity'] == 'soft') if v else 0, reason=v.reason if v else '',
                           rollouts=rollouts.get(m.name, 0), credited=v.rollouts if v else 0, weight=round(weights.get(m.hotkey, 0.), 9),
                           trusted=weights.get(m.hotkey, 0.) > 0, banned=ledger is not None and ledger.banned(m.hotkey, int(window + 1))))
     return lines
@@ -274,6 +275,7 @@ def simulate(
 )->list[dict]:       # all lines of the run
     "Run to the end"
     torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)      # the number of threads decides the order of sums, and so the bytes
     window = getattr(sim, 'next', FIRST)
     while window.index - FIRST.index < sim.s.windows:
         line, miners = sim.step(window)

@@ -84,6 +84,16 @@ def audit(self:Validator, hotkey:str, window:Window, due:Loaded, open, audit)->V
     except (NotFound, FormatError) as e: return refusal(f'unreadable: {e}', **rules)
     return audit_submission(got.header, got.body, model=due.model, env=due.env, calibration=due.calibration, **rules)
 
+# %% ../../nbs/roles/37_validator.ipynb #96a00d89
+@patch
+def set_weights(self:Validator, window:Window)->dict:
+    "Set this validator's weights on chain, from what is known up to `window`; returns them"
+    led, p = self.ledger, self.ledger.params
+    counts = {h: earned(led.records(h, int(window)), p, led.banned(h, int(window))) for h in led.history}
+    shares = weights(counts, p.weight_alpha)
+    self.network.chain.set_weights(self.keypair, shares)
+    return shares
+
 # %% ../../nbs/roles/37_validator.ipynb #c0403ba6
 @patch
 def run(self:Validator, window:Window)->list[Verdict]:
@@ -93,7 +103,7 @@ def run(self:Validator, window:Window)->list[Verdict]:
         with self.span(window, 'download'): due = self.models.load(target - 1)
         open, audit = self.network.open(target), self.network.audit(target, due.params)
     except (NotFound, FormatError, Unavailable) as e:
-        log.warning('window %d: no audit of window %d: %s', window, target, e)
+        log.info('window %d: no audit of window %d: %s', window, target, e)
         return []
     ledger = self.remember(due.params)
     for hotkey, claimed in (claims := self.claims(target, due.params)).items(): ledger.submitted(hotkey, int(target), claimed)
@@ -104,13 +114,3 @@ def run(self:Validator, window:Window)->list[Verdict]:
         for v in verdicts: publish_verdict(self.network.bucket(self.hotkey), self.hotkey, target, v.hotkey, sign_verdict(self.keypair, v))
         self.set_weights(target)
     return verdicts
-
-# %% ../../nbs/roles/37_validator.ipynb #96a00d89
-@patch
-def set_weights(self:Validator, window:Window)->dict:
-    "Set this validator's weights on chain, from what is known up to `window`; returns them"
-    led, p = self.ledger, self.ledger.params
-    counts = {h: earned(led.records(h, int(window)), p, led.banned(h, int(window))) for h in led.history}
-    shares = weights(counts, p.weight_alpha)
-    self.network.chain.set_weights(self.keypair, shares)
-    return shares
