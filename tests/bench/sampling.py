@@ -14,11 +14,11 @@ from grail.protocol.sampling import gumbel, margin, pick
 
 
 def microseconds(f, rows, repeat=20):
-    "Lower quartile of the time of `f` for one row"
+    "Lower quartile of the CPU time of `f` for one row"
     f()
     times = []
     for _ in range(repeat):
-        start = time.perf_counter(); f(); times.append(time.perf_counter()-start)
+        start = time.process_time(); f(); times.append(time.process_time()-start)
     return sorted(times)[repeat//4]/rows*1e6
 
 
