@@ -142,7 +142,8 @@ class SingleTurn:
         text, ids = chat_prompt(self.tokenizer, question.text, self.system)
         return Task(self.id, seed, ids, text, question.answer)
 
-    def task(self, seed:int)->Task: return self.task_of(self.train[row_of(seed, len(self.train))], seed)
+    def question(self, seed:int)->Question: return self.train[row_of(seed, len(self.train))]
+    def task(self, seed:int)->Task: return self.task_of(self.question(seed), seed)
     def validation(self, n:int)->list[Task]: return [self.task_of(q, -1-i) for i, q in enumerate(self.held[:n])]
 
 # %% ../../nbs/envs/12a_single.ipynb #ccf3a49d
