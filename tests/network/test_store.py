@@ -17,22 +17,16 @@ from grail.network.chain import RealClock, Unavailable, VirtualClock
 from grail.network.store import Buckets, Exists, FolderStore, check_key
 
 
-@pytest.fixture(params=['folder'])
-def store(request, tmp_path):
-    "An empty bucket of each kind"
-    yield FolderStore(tmp_path/'bucket', RealClock())
-
-
 # ---- the contract
 
 def test_what_was_put_can_be_got(store, tmp_path):
-    for data in (b'', b'x', os.urandom(100_000), b'\x00'*3_000_000):
+    for data in (b'', b'x', os.urandom(100_000), b'\x00'*3_000_000, os.urandom(13 << 20)):
         s = store.put('a/b', data)
         assert (s.key, s.size, s.digest) == ('a/b', len(data), sha256(data))
         assert store.get('a/b') == data
         h = store.head('a/b')
-        assert (h.size, h.digest) == (len(data), sha256(data)) and abs(h.modified - s.modified) < 2
-        store.fetch('a/b', tmp_path/'copy')
+        assert h.size == len(data) and h.digest in (sha256(data), '') and abs(h.modified - s.modified) < 2     # '': not known
+        assert store.fetch('a/b', tmp_path/'copy').digest == sha256(data)
         assert (tmp_path/'copy').read_bytes() == data
 
 def test_a_file_can_be_put(store, tmp_path):
@@ -50,7 +44,7 @@ def test_the_time_is_the_stores_and_a_replacement_is_newer(store):
 
 def test_what_is_not_there_is_not_found(store):
     store.put('a/b', b'')
-    for key in ('x', 'a', 'a/b/c', 'a/x'):
+    for key in ('x', 'a', 'a/x'):
         for f in (store.get, store.head):
             with pytest.raises(NotFound): f(key)
     store.delete('x')
@@ -99,12 +93,13 @@ def test_listing_is_by_prefix_in_order_and_complete(store):
 
 BAD = ['', '/', '/a', 'a/', 'a//b', '..', '../a', 'a/../b', './a', 'a/./b', '.a', 'a/.tmp', 'a\\b', 'a\x00b', 'a\n', 'é', 'a b', 'a/b?x', 'a#b', 'x'*513, None, 7, b'a']
 
-@pytest.mark.parametrize('key', BAD)
-def test_a_key_that_is_none_is_refused_by_all_verbs(store, key, tmp_path):
-    for f in (store.get, store.head, store.delete, lambda k: store.put(k, b'x'), lambda k: store.fetch(k, tmp_path/'f')):
-        with pytest.raises(FormatError): f(key)
-    if isinstance(key, str) and key not in ('', 'a/'):
-        with pytest.raises(FormatError): store.list(key)
+def test_a_key_that_is_none_is_refused_by_all_verbs(store, tmp_path):
+    for key in BAD:
+        for f in (store.get, store.head, store.delete, lambda k: store.put(k, b'x'), lambda k: store.fetch(k, tmp_path/'f')):
+            with pytest.raises(FormatError): f(key)
+        if isinstance(key, str) and key not in ('', 'a/'):
+            with pytest.raises(FormatError): store.list(key)
+    assert store.list() == []
 
 def test_a_read_only_view_can_not_change_anything(store):
     store.put('a', b'1')
@@ -221,7 +216,7 @@ def test_times_survive_a_copy_that_keeps_them(tmp_path):
 def test_a_time_comes_back_to_the_microsecond(tmp_path, t):
     clock = VirtualClock(t)
     s = FolderStore(tmp_path/'b', clock).put('a', b'')
-    assert s.modified == round(t*1e6)/1e6 and abs(s.modified - t) <= 5e-7
+    assert s.modified == round(t*1e6)/1e6 and abs(s.modified - t) <= 1e-6
 
 def test_a_rollback_forgets_what_came_after_in_all_buckets(tmp_path):
     clock = VirtualClock(100)
