@@ -23,17 +23,17 @@ def step_statistics(
     allowed:torch.Tensor=None, # [n, V] bool, what top-k and top-p leave; None: everything
 )->dict:                    # each [n] float32
     "`logp`, `entropy`, `variance` of log p, and `above`: the probability of the tokens before the chosen one"
-    logits = logits.float()/temperature
+    logits = logits.float() if temperature == 1 else logits.float()/temperature
     if allowed is not None: logits = logits.masked_fill(~allowed, -torch.inf)
-    logp  = logits.log_softmax(-1)
-    p     = logp.exp()
-    plogp = torch.where(p > 0, p*logp, 0.)
-    mean  = plogp.sum(-1)                                              # minus the entropy
-    var   = torch.where(p > 0, plogp*logp, 0.).sum(-1) - mean**2
-    own   = logp.gather(-1, tokens[:, None].to(logp.device, torch.long))
-    ids   = torch.arange(p.shape[-1], device=p.device)
-    before = (logp > own) | ((logp == own) & (ids < tokens[:, None].to(ids.device)))   # equal ones stand in the order of their ids
-    return {'logp': own[:, 0], 'entropy': -mean, 'variance': var.clamp_min(0), 'above': (p*before).sum(-1)}
+    logp   = logits.log_softmax(-1)                                    # [n, V]
+    tokens = tokens[:, None].to(logp.device, torch.long)
+    own, p = logp.gather(-1, tokens), logp.exp()
+    ties   = ((logp == own) & (torch.arange(p.shape[-1], device=p.device) < tokens)).sum(-1)   # equal ones stand in the order of their ids
+    above  = torch.where(logp > own, p, 0.).sum(-1) + torch.where(ties > 0, ties*own[:, 0].exp(), 0.)
+    if allowed is not None: logp = logp.masked_fill(~allowed, 0.)
+    dot    = lambda a, b: (a[:, None] @ b[..., None])[:, 0, 0]         # sums of products without a table of products
+    mean   = dot(p, logp)                                              # minus the entropy
+    return {'logp': own[:, 0], 'entropy': -mean, 'variance': (dot(p.mul_(logp), logp) - mean**2).clamp_min(0), 'above': above}
 
 # %% ../../nbs/verify/20_detectors.ipynb #ac41788f
 def trace_features(
