@@ -5,16 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 
 from grail.core.basics import ConfigError
-from grail.core.window import Window
 from grail.monitor.metrics import read_metrics, stripped
 from grail.network.exchange import list_verdicts, read_verdict
-from grail.roles import simulate as module
-from grail.roles.simulate import FIRST, Simulation, begin, proceed, settings, simulate
+from grail.roles.simulate import FIRST, begin, proceed, settings, simulate
 from grail.verify.pipeline import read_verdict as open_verdict
 
 CHEATS = ('noised', 'stale', 'inflated', 'tampered', 'constant', 'copied', 'replayed')
@@ -24,11 +21,8 @@ SMALL = dict(windows=7, groups=8, eval_every=0, eval_tasks=20, eval_samples=2)
 @pytest.fixture(scope='module')
 def everybody_audited(tmp_path_factory):
     "A run in which every miner is audited in every window (unless it is banned)"
-    from unittest import mock
-    strict = replace(module.profile('tiny'), audit_fraction=1.0, ban_windows=0)
-    with mock.patch.object(module, 'profile', lambda name: strict):
-        sim = begin(settings(**SMALL, seed=5), tmp_path_factory.mktemp('strict'))
-        return sim, simulate(sim)
+    sim = begin(settings(**SMALL, seed=5, rules=dict(audit_fraction=1.0, ban_windows=0)), tmp_path_factory.mktemp('strict'))
+    return sim, simulate(sim)
 
 
 def miner_lines(lines): return [l for l in lines if l['kind'] == 'miner']
