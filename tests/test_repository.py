@@ -160,6 +160,24 @@ def test_constraints_are_exact_and_allowed_by_the_settings():
     assert [str(r) for r in wanted if canonicalize_name(r.name) not in pins] == []
     assert [str(r) for r in wanted if not r.specifier.contains(pins[canonicalize_name(r.name)])] == []
 
+def imports(path):
+    "Names of the top packages that a Python file imports, anywhere in it"
+    import ast
+    for n in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        if isinstance(n, ast.Import): yield from (a.name.partition('.')[0] for a in n.names)
+        if isinstance(n, ast.ImportFrom) and not n.level: yield n.module.partition('.')[0]
+
+@pytest.mark.parametrize('folder', ['grail', 'tests'])
+def test_what_is_imported_is_required_by_the_settings(folder):
+    "or by something that they require"
+    from importlib.metadata import distributions, packages_distributions
+    installed = {canonicalize_name(d.metadata['Name']): d for d in distributions()}
+    asked = {canonicalize_name(Requirement(r).name) for k in settings() if k.endswith('requirements') for r in settings()[k].split()}
+    asked |= {canonicalize_name(Requirement(r).name) for a in asked if a in installed for r in installed[a].requires or []}
+    owns, ours = packages_distributions(), {p.stem for p in (ROOT/'tests').rglob('*')} | {'grail'}
+    used = {m: p.name for p in sorted((ROOT/folder).rglob('*.py')) for m in imports(p) if m not in sys.stdlib_module_names | ours}
+    assert {m: f for m, f in used.items() if not asked & {canonicalize_name(d) for d in owns.get(m, [m])}} == {}, 'in no requirement of settings.ini'
+
 def test_this_environment_is_the_pinned_one():
     from importlib.metadata import distributions
     pins = pinned()
