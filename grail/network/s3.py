@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['R2', 'PART', 'THREADS', 'ABSENT', 'TAKEN', 'REFUSED', 'SKEWED', 'MAX_LISTING', 'Access', 'S3Store', 'Forbidden',
-           'S3Buckets']
+           'check_access', 'S3Buckets']
 
 # %% ../../nbs/network/28a_s3.ipynb #d4863c91
 import hashlib, os, re, threading, time
@@ -312,6 +312,33 @@ def conditional(self:S3Store)->bool:
     except (ConfigError, Unavailable): return False       # 501 Not Implemented, or 400
     finally: self.delete(key)
     return False
+
+# %% ../../nbs/network/28a_s3.ipynb #e61f7e45
+def check_access(
+    own:Access,          # the key that writes
+    read:Access,         # the key that is to be committed
+    endpoint:str=R2,     # address of the server
+    **options,           # of `S3Store`
+)->list:
+    "What is wrong with two keys to a bucket, in sentences; tries them with a small object"
+    at, key = endpoint.format(account=own.account), f'probe/{os.urandom(8).hex()}'
+    w, r = (S3Store(a.account, at, a.key_id, a.secret, **options) for a in (own, read))
+    if own.account != read.account: return ['the two keys are for different buckets']
+    try: w.put(key, b'1')
+    except GrailError as e: return [f'the key that should write does not: {e}']
+    try:
+        wrong = [] if _can(lambda: r.get(key)) else ['the key that should read does not']
+        if _can(lambda: r._ask('put_object', key, True, Body=b'2')):
+            wrong.append('the key that is to be published can write: everybody could')
+        if not w.conditional():
+            wrong.append('this server replaces an object although it was told not to: nothing protects a commit mark')
+        return wrong
+    finally: w.delete(key)
+
+def _can(f):
+    try: f()
+    except (ConfigError, NotFound): return False
+    return True
 
 # %% ../../nbs/network/28a_s3.ipynb #0a7514a4
 class S3Buckets:

@@ -21,9 +21,9 @@ def free_port():
         s.bind(('127.0.0.1', 0))
         return s.getsockname()[1]
 
-def serve(command, port):
+def serve(command, port, env=None):
     "Start a server, wait until it accepts connections, stop it at the end"
-    p = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    p = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
     try:
         for _ in range(600):
             assert p.poll() is None, f'{command} ended with {p.returncode}'

@@ -15,6 +15,7 @@ class Faults:
     def __init__(self, port, share=0., kinds=('status',), seed=0, delay=.5, rate=None):
         self.port, self.share, self.kinds, self.delay, self.rate = port, share, kinds, delay, rate
         self.rng, self.lock, self.log, self.free_at = random.Random(seed), threading.Lock(), [], {}
+        self.deny = lambda h: False                                             # requests that are refused with 403
         faults = self
         class Handler(BaseHTTPRequestHandler):
             protocol_version = 'HTTP/1.1'
@@ -51,6 +52,7 @@ class Faults:
         if h.headers.get('Expect', '').lower() == '100-continue': pass          # the base class has answered it
         body = h.rfile.read(int(h.headers.get('Content-Length') or 0))
         self.pace('up', len(body))
+        if self.deny(h): return self.answer(h, 403, {}, b'' if h.command == 'HEAD' else b'<Error><Code>AccessDenied</Code></Error>')
         if kind == 'late': time.sleep(self.delay)
         if kind == 'drop': return self.hang_up(h)
         if kind == 'status':

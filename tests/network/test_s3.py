@@ -2,12 +2,8 @@
 import hashlib
 import logging
 import os
-import socket
-import subprocess
 import sys
-import threading
 import time
-from dataclasses import replace
 from datetime import datetime, timezone
 
 import pytest
@@ -17,7 +13,7 @@ from grail.core.basics import ConfigError, FormatError, LimitError, NotFound, sh
 from grail.core.params import profile
 from grail.network.chain import Unavailable
 from grail.network.exchange import load_checkpoint, publish_checkpoint
-from grail.network.s3 import Access, Forbidden, S3Buckets, S3Store
+from grail.network.s3 import Access, Forbidden, S3Buckets, S3Store, check_access
 from grail.network.store import Exists
 from network.conftest import free_port, s3, serve
 from network.faults import Faults
@@ -184,13 +180,53 @@ def test_the_time_is_the_servers(moto, monkeypatch):
 
 # ---- keys
 
-@pytest.fixture(scope='module')
-def guarded(tmp_path_factory):
-    "Port of a server that checks signatures, with a key that writes and one that only reads"
-    port, root = free_port(), tmp_path_factory.mktemp('nanio')
-    yield port, root
+KEY, SECRET = 'b'*32, hashlib.sha256(b'writes').hexdigest()
 
-SECRET = hashlib.sha256(b'writes').hexdigest()
+@pytest.fixture(scope='module')
+def nanio(tmp_path_factory):
+    "Port of a server that checks signatures, and that does not know conditional puts"
+    port = free_port()
+    env = dict(os.environ, NANIO_ACCESS_KEY=KEY, NANIO_SECRET_KEY=SECRET)
+    command = [sys.executable, '-m', 'nanio', 'serve', '--host', '127.0.0.1', '--port', str(port), '--data-dir', str(tmp_path_factory.mktemp('nanio'))]
+    yield from serve(command, port, env)
+
+def test_a_wrong_secret_is_the_operators_mistake_when_writing_and_an_empty_bucket_when_reading(nanio):
+    url = f'http://127.0.0.1:{nanio}'
+    good = S3Store('a'*32, url, KEY, SECRET, region='us-east-1', **FAST)
+    good.make()
+    good.put('a', b'1')
+    for key, secret in ((KEY, 'c'*64), ('d'*32, SECRET)):
+        bad = S3Store('a'*32, url, key, secret, region='us-east-1', **FAST)
+        for f in (lambda: bad.get('a'), lambda: bad.head('a'), lambda: bad.list()):
+            with pytest.raises(Forbidden): f()
+        with pytest.raises(ConfigError, match='may not write'): bad.put('a', b'2')
+    assert good.get('a') == b'1'
+
+def test_a_server_without_conditional_puts_is_found_out_and_survived(nanio, moto):
+    store = S3Store('b'*32, f'http://127.0.0.1:{nanio}', KEY, SECRET, region='us-east-1', **FAST)
+    store.make()
+    assert not store.conditional() and s3(moto, **FAST).conditional()
+    store.put('mark', b'1', if_absent=True)
+    with pytest.raises(Exists): store.put('mark', b'2', if_absent=True)
+    assert store.get('mark') == b'1'
+
+def test_two_keys_to_a_bucket_are_checked(moto, nanio):
+    own, read = Access('e'*32, '1'*32, '2'*64), Access('e'*32, '3'*32, '4'*64)
+    with Faults(moto) as proxy:
+        S3Store(own.account, proxy.url, 'k', 's', region='us-east-1').make()
+        check = lambda: check_access(own, read, proxy.url, region='us-east-1', **FAST)
+        assert [p for p in check() if 'everybody could' in p]                          # moto does not look at keys
+        proxy.deny = lambda h: read.key_id in h.headers.get('Authorization', '') and h.command != 'GET'
+        assert check() == []
+        proxy.deny = lambda h: read.key_id in h.headers.get('Authorization', '')
+        assert check() == ['the key that should read does not']
+        proxy.deny = lambda h: h.command == 'PUT'
+        assert len(check()) == 1 and 'should write does not' in check()[0]
+        assert not S3Store(own.account, proxy.url, 'k', 's', region='us-east-1').list()     # the probes are gone
+    assert check_access(own, Access('f'*32, '3'*32, '4'*64)) == ['the two keys are for different buckets']
+    n = Access('a'*32, KEY, SECRET)
+    S3Store(n.account, f'http://127.0.0.1:{nanio}', KEY, SECRET, region='us-east-1').make()
+    assert any('told not to' in p for p in check_access(n, n, f'http://127.0.0.1:{nanio}', region='us-east-1', **FAST))
 
 def test_secrets_are_in_no_repr_error_or_log(moto, caplog, capsys):
     caplog.set_level(logging.DEBUG)
