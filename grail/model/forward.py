@@ -100,12 +100,15 @@ def end_ids(model)->list:
 
 def read_line(model, states, tokens, rows, steps, chunk=None, visit=None)->dict:
     "`token_stats` of `tokens` [n] after `states` [n, H], and what `visit` adds: [n] each"
-    size, ends, parts = chunk or max(1, CHUNK_LOGITS//model.get_output_embeddings().weight.shape[0]), end_ids(model), []
+    size, ends, out = chunk or max(1, CHUNK_LOGITS//model.get_output_embeddings().weight.shape[0]), end_ids(model), {}
     for i in range(0, max(len(rows), 1), size):
         at = slice(i, i+size)
         logits = head_logits(model, states[at])                              # [chunk, V]
-        parts.append({**token_stats(logits, tokens[at], ends), **(visit(logits, rows[at], steps[at]) if visit else {})})
-    return {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
+        found = {**token_stats(logits, tokens[at], ends), **(visit(logits, rows[at], steps[at]) if visit else {})}
+        if not out: out = {k: v.new_empty(len(rows)) for k, v in found.items()}
+        for k, v in found.items(): out[k][at] = v
+        del logits, found                                                    # before the next chunk takes its memory
+    return out
 
 # %% ../../nbs/model/15_forward.ipynb #0d83881b
 @torch.no_grad()
