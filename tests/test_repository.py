@@ -105,8 +105,9 @@ def test_the_first_cell_is_title_and_subtitle_and_no_more():
 
 def names(tree, context):
     import ast
-    args = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)} if context is ast.Store else set()
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, context)} | args
+    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
+    if context is ast.Load: return found
+    return found | {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)} | {n.name for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler)}
 
 def test_cells_with_imports_need_no_other_cell():
     "For the site's reference tables nbdev runs exported cells and those with imports, no others: what shares a cell with an import has only their names"
