@@ -26,7 +26,8 @@ class Task:
     answer:str                  # what counts as right, in the environment's own form
 
     def _repr_markdown_(self):
-        return f'**{self.env}** task {self.seed}, {len(self.prompt_ids)} prompt tokens\n\n```text\n{self.prompt}\n```\nright answer: `{self.answer}`'
+        return (f'**{self.env}** task {self.seed}, {len(self.prompt_ids)} prompt tokens\n\n```text\n{self.prompt}\n```\n'
+                f'right answer: `{self.answer}`')
 
 # %% ../../nbs/envs/10_base.ipynb #46e1a00a
 @dataclass(frozen=True)
@@ -115,15 +116,15 @@ def stable_order(
 
 # %% ../../nbs/envs/10_base.ipynb #81a447cc
 ENTRY_POINTS = 'grail.environments'
-BUILTIN = {'sort6': 'grail.envs.sort:Sort', 'gsm8k': 'grail.envs.gsm8k:GSM8K', 'math': 'grail.envs.math:Math', 'amc23': 'grail.envs.amc:AMC23',
-           'mbpp': 'grail.envs.code:Code'}
+BUILTIN = {'sort6': 'grail.envs.sort:Sort', 'gsm8k': 'grail.envs.gsm8k:GSM8K', 'math': 'grail.envs.math:Math',
+           'amc23': 'grail.envs.amc:AMC23', 'mbpp': 'grail.envs.code:Code'}
 _registered = {}
 
 def register(
     env_id:str,  # name to be used in `ProtocolParams.env`
     factory,     # called as factory(tokenizer, data)
 ):
-    "Add an environment for this process; an existing name is a `ConfigError`, because two nodes would mean different things by it"
+    "Add an environment for this process; an existing name is a `ConfigError`, since two nodes would mean different things by it"
     if env_id in environments(): raise ConfigError(f'an environment {env_id!r} exists already')
     _registered[env_id] = factory
 
@@ -147,24 +148,28 @@ def make_env(
     raise ConfigError(f'no environment {env_id!r}, there are: {", ".join(environments())}')
 
 # %% ../../nbs/envs/10_base.ipynb #8cd4a7a0
-HOSTILE = (None, 5, 'abc', (), (None,), (1.5,), (True,), (-1,), (10**400,), (float('nan'),), ([1],), ('1',), b'\xff', {'a': 1}, (2**31,), (0,)*200_000)
+HOSTILE = (None, 5, 'abc', (), (None,), (1.5,), (True,), (-1,), (10**400,), (float('nan'),), ([1],), ('1',), b'\xff', {'a': 1},
+           (2**31,), (0,)*200_000)
 
 def broken_promises(
     env:Environment,
     seeds=range(0, 2**64, 2**64//16),  # training seeds to try
 )->list[str]:                          # empty if all is well
     "What an environment does that it must not"
-    bad, lo, hi = [], *env.reward_range
+    bad, (lo, hi) = [], env.reward_range
     tasks, held = [env.task(s) for s in seeds], env.validation(16)
     if tasks != [env.task(s) for s in seeds]: bad.append('one seed gives two tasks')
     if any(t.env != env.id or t.seed != s for t, s in zip(tasks, seeds)): bad.append('a task does not say where it is from')
-    if any(as_id(i) is None or i < 0 for t in tasks + held for i in t.prompt_ids): bad.append('a prompt has ids that are no tokens')
+    ids = [as_id(i) for t in tasks + held for i in t.prompt_ids]
+    if None in ids or min(ids) < 0: bad.append('a prompt id is no token')
     if {t.prompt_ids for t in tasks} & {t.prompt_ids for t in held}: bad.append('a held-out task is a training task')
     if held != env.validation(16) or held[:3] != env.validation(3): bad.append('held-out tasks change')
-    for ids in HOSTILE:
-        try: out = env.evaluate(tasks[0], ids)
-        except Exception as e: bad.append(f'evaluate raises {type(e).__name__} for {str(ids)[:20]}'); continue
-        if not lo <= out.reward <= hi or type(out.success) is not bool: bad.append(f'reward {out.reward} or success {out.success} for {str(ids)[:20]}')
-        if out.success: bad.append(f'{str(ids)[:20]} is a success')
-        if out != env.evaluate(tasks[0], ids): bad.append('one completion gives two outcomes')
-    return bad
+    return bad + [f'{what} for {str(ids)[:20]}' for ids in HOSTILE for what in _broken_by(env, tasks[0], ids, lo, hi)]
+
+def _broken_by(env, task, ids, lo, hi):
+    "What goes wrong with one hostile completion"
+    try: out = env.evaluate(task, ids)
+    except Exception as e: return [f'evaluate raises {type(e).__name__}']
+    faults = {f'reward {out.reward}': not lo <= out.reward <= hi, f'success {out.success!r}': out.success is not False,
+              'two outcomes': out != env.evaluate(task, ids)}
+    return [what for what, true in faults.items() if true]

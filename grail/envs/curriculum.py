@@ -44,9 +44,9 @@ class SolveRates:
 # %% ../../nbs/envs/13e_curriculum.ipynb #a6df47cc
 def rates_from_dict(d:dict)->SolveRates:
     "Read what `to_dict` wrote; raises `FormatError`"
-    ok = isinstance(d, dict) and len(d) <= 1_000_000 and all(
-        isinstance(q, str) and len(q) <= 128 and isinstance(v, list) and len(v) == 2 and all(type(n) is int for n in v) and 0 <= v[0] <= v[1] < 2**53
-        for q, v in d.items())
+    def pair(v): return isinstance(v, list) and len(v) == 2 and all(type(n) is int for n in v) and 0 <= v[0] <= v[1] < 2**53
+    def name(q): return isinstance(q, str) and len(q) <= 128
+    ok = isinstance(d, dict) and len(d) <= 1_000_000 and all(name(q) and pair(v) for q, v in d.items())
     if not ok: raise FormatError('solve rates must be {question id: [solved, tried]} in thousandths')
     return SolveRates({q: tuple(v) for q, v in d.items()})
 

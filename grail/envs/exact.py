@@ -122,6 +122,7 @@ def _inverse(mono, c):
     k, m, extra = tidy(exps)
     return pmul(num, {m: k}), den
 
+# %% ../../nbs/envs/11a_exact.ipynb #e7261eec
 def fraction(n:dict, d:dict)->Value:
     "The value n/d in its normal form"
     if not d: raise NotUnderstood('division by zero')
@@ -181,6 +182,7 @@ def _approx(p):
         total += t
     return total
 
+# %% ../../nbs/envs/11a_exact.ipynb #398e2c20
 def approx(a:Value)->complex|None:
     "About how much a is; None if it has variables or is out of a float's range"
     try:
@@ -260,7 +262,8 @@ def _monomial_root(a, r):
     if a.den is not ONE or len(a.num) != 1: return None
     (m, c), = a.num.items()
     odd = [(g, e) for g, e in m if g.kind not in ('prime', 'const')]
-    if c < 0 or len(odd) > 1 or any(g.kind != 'var' or r.denominator % 2 == 0 and Fraction(e).numerator % 2 == 0 for g, e in odd): return None
+    even_root = r.denominator % 2 == 0
+    if c < 0 or len(odd) > 1 or any(g.kind != 'var' or even_root and Fraction(e).numerator % 2 == 0 for g, e in odd): return None
     k, mono, _ = tidy({g: e*r for g, e in m})
     return mul(rational_power(Fraction(c), r), Value({mono: k}, ONE))
 
@@ -333,7 +336,9 @@ def power(
     return out
 
 # %% ../../nbs/envs/11a_exact.ipynb #f6d91727
-def _roots(*terms): return Value({tuple((prime(p), Fraction(1, 2)) for p in ps): Fraction(k) for k, *ps in terms}, ONE)  # Σ k·√(product of ps)
+def _roots(*terms):
+    "The sum of k·√(product of ps) over terms (k, *ps)"
+    return Value({tuple((prime(p), Fraction(1, 2)) for p in ps): Fraction(k) for k, *ps in terms}, ONE)
 
 @lru_cache(1)
 def _sines():
@@ -395,6 +400,7 @@ def ln(a:Value)->Value:
     z = approx(a)
     return _free(f'ln({name(a)})', number_=math.log(z.real) if z and z.real > 0 else None)
 
+# %% ../../nbs/envs/11a_exact.ipynb #3f4d5d27
 def absolute(a:Value)->Value:
     "|a| for real a"
     if (q := rational(a)) is not None: return number(abs(q))
@@ -405,6 +411,7 @@ def absolute(a:Value)->Value:
     c = content(b.num)
     return mul(number(c), _free(f'abs({name(Value({m: k/c for m, k in b.num.items()}, b.den))})'))
 
+# %% ../../nbs/envs/11a_exact.ipynb #fbc71463
 def opaque(
     label:str,  # what the function is called
     *args,      # values

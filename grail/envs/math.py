@@ -26,7 +26,8 @@ def math_question(row:dict)->Question:
 
 # %% ../../nbs/envs/13a_math.ipynb #699ad941
 REVISION = '21a5633873b6a120296cce3e2df9d5550074f4a3'
-SUBJECTS = ('algebra', 'counting_and_probability', 'geometry', 'intermediate_algebra', 'number_theory', 'prealgebra', 'precalculus')
+SUBJECTS = ('algebra', 'counting_and_probability', 'geometry', 'intermediate_algebra', 'number_theory', 'prealgebra',
+            'precalculus')
 
 def math_questions(
     data=None,          # file, folder, or None
