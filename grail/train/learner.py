@@ -116,6 +116,7 @@ class Learner:
         self.step = self.window = self.position = 0     # steps ever, windows ever, steps done in the present window
         self.entropy_coef, self.last_entropy = config.loss.entropy_coef, 0.
         self.history, self.spare, self.proximal = [], [], None
+        self.rank, self.world = 0, 1
 
     @property
     def device(self): return next(self.model.parameters()).device
@@ -214,7 +215,7 @@ def merge_metrics(
     "Metrics of a batch from those of its parts"
     out, n = {}, sum(t for t, _ in parts)
     for k in (parts[0][1] if parts else ()):
-        xs = [float(m[k]) for _, m in parts]
+        xs = [m[k] for _, m in parts]
         out[k] = (min(xs) if k.endswith('_min') else max(xs) if k.endswith('_max') else sum(xs) if k.startswith('loss')
                   else sum(t*x for (t, _), x in zip(parts, xs))/max(n, 1))
     return out
@@ -225,17 +226,31 @@ def update(self:Learner,
     rows:Rows,
 )->dict:            # floats
     "One optimizer step on these rows"
-    c, whole, parts, bad = self.config, Totals(len(rows), rows.tokens), [], 0
-    for part in plan(rows.sequences, rows.prompt_lengths, c.token_budget, self.scorer.share):
+    whole, parts, bad = Totals(len(rows), rows.tokens), [], 0
+    for part, weight in self._share(rows):
         some = rows.take(np.array(part))
         loss, metrics = self.micro_loss(some, whole)
-        if torch.isfinite(loss): loss.backward(); parts.append((some.tokens, metrics))
-        else: bad += 1
+        ok = bool(torch.isfinite(loss))
+        if ok or self.world > 1: (loss*weight).backward()    # processes have to step together, the norm will tell
+        if ok and weight: parts.append((some.tokens, {k: float(v) for k, v in metrics.items()}))
+        bad += not ok
+    parts, bad = self._gather((parts, bad))
     return self._apply(merge_metrics(parts), bad) | dict(tokens=rows.tokens, rollouts=len(rows))
 
 @patch
+def _share(self:Learner, rows:Rows):   # (row numbers, weight of the loss) of each micro-batch of this process
+    return [(part, 1.) for part in plan(rows.sequences, rows.prompt_lengths, self.config.token_budget, self.scorer.share)]
+
+@patch
+def _gather(self:Learner, mine): return mine    # (list, number) of all processes together
+
+@patch
+def _clip(self:Learner)->float: return float(torch.nn.utils.clip_grad_norm_(self.names.values(), self.config.grad_clip))
+
+# %% ../../nbs/train/33_learner.ipynb #9c97dfcb
+@patch
 def _apply(self:Learner, metrics:dict, bad:int)->dict:
-    norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip))
+    norm = self._clip()
     ok, lr = math.isfinite(norm) and not bad, lr_at(self.step, self.config)
     if ok:
         for g in self.optimizer.param_groups: g['lr'] = lr
@@ -245,7 +260,8 @@ def _apply(self:Learner, metrics:dict, bad:int)->dict:
     if self.config.entropy_target is not None and 'entropy' in metrics:
         self.last_entropy = metrics['entropy']
         self.entropy_coef = adapt_entropy_coef(self.entropy_coef, self.last_entropy, self.config.entropy_target)
-    return {k: v for k, v in metrics.items() if math.isfinite(v)} | dict(skipped=float(not ok), lr=lr, entropy_coef=self._coef()) | (dict(grad_norm=norm) if math.isfinite(norm) else {})
+    out = dict(metrics, skipped=float(not ok), lr=lr, entropy_coef=self._coef(), grad_norm=norm)
+    return {k: v for k, v in out.items() if math.isfinite(v)}
 
 # %% ../../nbs/train/33_learner.ipynb #c4b87f0a
 @patch
@@ -271,11 +287,12 @@ def train_window(self:Learner,
 @patch
 def _proximal(self:Learner, rows:Rows)->list:
     if self.proximal is None:
-        self.proximal = [None]*len(rows)
-        for part in plan(rows.sequences, rows.prompt_lengths, self.config.token_budget, self.scorer.share):
+        mine = []
+        for part, weight in self._share(rows):
             mb = micro_batch([rows.sequences[i] for i in part], [rows.prompt_lengths[i] for i in part], self.scorer.share).to(self.device)
             with torch.no_grad(): logp = self.score(mb)[0].cpu().numpy()
-            for i, lp in zip(part, logp): self.proximal[i] = lp[:len(rows.old_logprobs[i])].copy()
+            if weight: mine += [(i, lp[:len(rows.old_logprobs[i])].copy()) for i, lp in zip(part, logp)]
+        self.proximal = [lp for _, lp in sorted(self._gather((mine, 0))[0], key=lambda x: x[0])]
     return self.proximal
 
 # %% ../../nbs/train/33_learner.ipynb #2a0dc88b
