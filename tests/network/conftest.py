@@ -1,10 +1,10 @@
 """S3-compatible servers on loopback, started when a test first asks for one."""
-import itertools
 import os
 import socket
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
 
@@ -13,8 +13,6 @@ os.environ['NO_PROXY'] = os.environ['no_proxy'] = '127.0.0.1,localhost'
 from grail.network.chain import RealClock, Unavailable
 from grail.network.s3 import S3Store
 from grail.network.store import FolderStore
-
-_count = itertools.count()
 
 def free_port():
     with socket.socket() as s:
@@ -51,7 +49,7 @@ def localbucket(tmp_path_factory):
 def s3(port_or_url, **kw):
     "A new bucket"
     url = port_or_url if isinstance(port_or_url, str) else f'http://127.0.0.1:{port_or_url}'
-    store = S3Store(f'bucket-{os.getpid()}-{next(_count)}', url, 'key', 'secret', **{'region': 'us-east-1', **kw})
+    store = S3Store(f'bucket-{uuid.uuid4().hex}', url, 'key', 'secret', **{'region': 'us-east-1', **kw})
     store.make()
     return store
 
