@@ -15,21 +15,53 @@ from grail.envs.answers import SecondOpinion, data_folder, equivalent, extract, 
 
 DATA = data_folder()
 ORACLES = Path(DATA).parent/'oracles' if DATA else None
-needs_data = pytest.mark.skipif(DATA is None, reason='no evaluation data: set GRAIL_DATA to the folder with gsm8k_test.jsonl, math500_test.json, amc23_test.jsonl')
+needs_data = pytest.mark.skipif(DATA is None, reason='no evaluation data: set GRAIL_DATA to the folder with gsm8k_test.jsonl, '
+                                                     'math500_test.json and amc23_test.jsonl')
 
 # What a careful mathematician says of pairs from public bug reports (written down here again, so that the test needs no file)
-GATHERED = [
-    ('3x+4y+14=0', '3x-y+13=0', False), (r'72^\circ', '72', True), ('2021', r'\pm 2021', False), ('1:00', '12:00', False), ('n=1, 2, 3', 'n=2, 3, 4', False), ('', '5', False),
-    ('D = (0, 1.5)', 'D = (0, 1)', False), (r'1, 3, 5, \ldots, 2n-1', r'1, 2, \ldots, n', False), ('9^{9^{9^{9}}}', '1', False), ('-2, 1', '1,-2', True),
-    ('(x+1)^2', 'x^2+2x+1', True), (r'\begin{pmatrix}1&2\\3&5\end{pmatrix}', r'\begin{pmatrix}1&2\\3&4\end{pmatrix}', False), ('$13$', '13', True),
-    (r'\frac{1}{2006!}', r'\frac{1}{2004!}', False), ('2/3', r'\frac{2}{3}', True), ('1728', r'1331 \text{ and } 1728', False), (r'\text{13}', '13', True),
-    ('21, 36, and 82', r'19, 46, \text{ and } 82', False), (r'\forall x>0, f(x) = 0', 'f(x) = 0', False), ('y^2+2y+1', 'x^2+2x+1', False), (r'\boxed{4} ... \boxed{', '4', False),
-    ('4210_{5}', '4210_5', True), (r'64 \text{ square feet}', '64', True), (r'y = -\frac{1}{2}x + \frac{3}{4}', '2x+4y-3=0', True), (r'4\sqrt(2)', '4', False), ('2^{-98}', '2^{-99}', False),
-    ('1', r'1\pm\frac{1}{\mathrm{e}}', False), (r'50\%', '0.5', False), ('x>2', r'(2,\infty)', True), (r'\sqrt{\frac{1}{n}}', r'\frac{1}{\sqrt{n}}', True), (r'1<x\le 3', '(1,3]', True)]
+def pairs(text): return [tuple(l.split(' ~ ')) for l in text.strip().splitlines()]
+
+EQUAL = pairs(r'''
+72^\circ ~ 72
+-2, 1 ~ 1,-2
+(x+1)^2 ~ x^2+2x+1
+$13$ ~ 13
+2/3 ~ \frac{2}{3}
+\text{13} ~ 13
+4210_{5} ~ 4210_5
+64 \text{ square feet} ~ 64
+y = -\frac{1}{2}x + \frac{3}{4} ~ 2x+4y-3=0
+x>2 ~ (2,\text{cm} % / \le'.split(),
+          *r'& and . : e i fty)
+\sqrt{\frac{1}{n}} ~ \frac{1}{\sqrt{n}}
+1<x\le 3 ~ (1,3]
+''')
+DIFFERENT = pairs(r'''
+3x+4y+14=0 ~ 3x-y+13=0
+2021 ~ \pm 2021
+1:00 ~ 12:00
+n=1, 2, 3 ~ n=2, 3, 4
+D = (0, 1.5) ~ D = (0, 1)
+1, 3, 5, \ldots, 2n-1 ~ 1, 2, \ldots, n
+9^{9^{9^{9}}} ~ 1
+\begin{pmatrix}1&2\\3&5\end{pmatrix} ~ \begin{pmatrix}1&2\\3&4\end{pmatrix}
+\frac{1}{2006!} ~ \frac{1}{2004!}
+1728 ~ 1331 \text{ and } 1728
+21, 36, and 82 ~ 19, 46, \text{ and } 82
+\forall x>0, f(x) = 0 ~ f(x) = 0
+y^2+2y+1 ~ x^2+2x+1
+\boxed{4} ... \boxed{ ~ 4
+4\sqrt(2) ~ 4
+2^{-98} ~ 2^{-99}
+1 ~ 1\pm\frac{1}{\mathrm{e}}
+50\% ~ 0.5
+''') + [('', '5')]
+GATHERED = [(*p, True) for p in EQUAL] + [(*p, False) for p in DIFFERENT]
 
 
 @pytest.mark.parametrize('prediction,gold,equal', GATHERED)
-def test_gathered_cases_are_decided_as_a_mathematician_would(prediction, gold, equal): assert equivalent(prediction, gold) is equal
+def test_gathered_cases_are_decided_as_a_mathematician_would(prediction, gold, equal):
+    assert equivalent(prediction, gold) is equal
 
 
 @needs_data
@@ -43,13 +75,15 @@ rationals = st.fractions(min_value=-500, max_value=500, max_denominator=60)
 
 def spellings(q):
     n, d = q.numerator, q.denominator
-    yield from (f'{n}/{d}', rf'\frac{{{n}}}{{{d}}}', rf'\dfrac{{{2*n}}}{{{2*d}}}', rf'-\frac{{{-n}}}{{{d}}}' if n < 0 else rf'\frac{{{-n}}}{{-{d}}}', f'${n} \\div {d}$', rf'x = \frac{{{n}}}{{{d}}}',
-                rf'\frac{{{n+d}}}{{{d}}} - 1', rf'{n} \times {d}^{{-1}}', rf'\left(\frac{{{n}}}{{{d}}}\right)')
+    yield from (f'{n}/{d}', rf'\frac{{{n}}}{{{d}}}', rf'\dfrac{{{2*n}}}{{{2*d}}}', f'${n} \\div {d}$',
+                rf'x = \frac{{{n}}}{{{d}}}',
+                rf'-\frac{{{-n}}}{{{d}}}' if n < 0 else rf'\frac{{{-n}}}{{-{d}}}', rf'\frac{{{n+d}}}{{{d}}} - 1',
+                rf'{n} \times {d}^{{-1}}', rf'\left(\frac{{{n}}}{{{d}}}\right)')
     if 10**6 % d == 0: yield str(n/d) if 1e-3 < abs(n/d) < 1e5 and '.' in str(n/d) else f'{n}/{d}'
     if n > d > 1: yield rf'{n//d}\frac{{{n%d}}}{{{d}}}'
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rationals)
 def test_a_number_equals_its_spellings_and_not_its_successor(q):
     gold = rf'\frac{{{q.numerator}}}{{{q.denominator}}}'
@@ -58,7 +92,7 @@ def test_a_number_equals_its_spellings_and_not_its_successor(q):
         assert not equivalent(f'{s} + 1', gold) and not equivalent(s, f'{q+1}'), s
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=5), st.integers(1, 9), st.randoms(use_true_random=False))
 def test_a_polynomial_equals_its_terms_in_any_order_and_its_multiplication(coefs, k, rnd):
     terms = [f'({c})x^{{{i}}}' for i, c in enumerate(coefs)]
@@ -69,24 +103,27 @@ def test_a_polynomial_equals_its_terms_in_any_order_and_its_multiplication(coefs
     assert not equivalent(f'{shuffled}+1', gold) and not equivalent(f'({shuffled})+x^9', gold)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_roots_multiply(a, b):
-    assert equivalent(rf'\sqrt{{{a}}}\cdot\sqrt{{{b}}}', rf'\sqrt{{{a*b}}}') and equivalent(rf'\frac{{{a}}}{{\sqrt{{{a}}}}}', rf'\sqrt{{{a}}}')
-    assert not equivalent(rf'\sqrt{{{a}}}+\sqrt{{{b}}}', rf'\sqrt{{{a+b}}}') and not equivalent(rf'\sqrt{{{a}}}', rf'\sqrt{{{a+1}}}')
+    assert equivalent(rf'\sqrt{{{a}}}\cdot\sqrt{{{b}}}', rf'\sqrt{{{a*b}}}')
+    assert equivalent(rf'\frac{{{a}}}{{\sqrt{{{a}}}}}', rf'\sqrt{{{a}}}')
+    assert not equivalent(rf'\sqrt{{{a}}}+\sqrt{{{b}}}', rf'\sqrt{{{a+b}}}')
+    assert not equivalent(rf'\sqrt{{{a}}}', rf'\sqrt{{{a+1}}}')
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(-30, 30), min_size=2, max_size=6, unique=True), st.randoms(use_true_random=False))
 def test_lists_and_sets_have_no_order_and_tuples_have(items, rnd):
     gold, other = ', '.join(map(str, items)), items[:]
     rnd.shuffle(other)
-    assert equivalent(', '.join(map(str, other)), gold) and equivalent(r'\{' + ','.join(map(str, other)) + r'\}', gold)
+    assert equivalent(', '.join(map(str, other)), gold)
+    assert equivalent(r'\{' + ','.join(map(str, other)) + r'\}', gold)
     assert equivalent(f'({", ".join(map(str, other))})', f'({gold})') == (other == items)
     assert not equivalent(', '.join(map(str, other[1:])), gold) and not equivalent(gold + ', 99', gold)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_any_text_gives_a_verdict_and_is_judged_alike_twice(a, b):
     j = judge(a, b)
@@ -94,10 +131,12 @@ def test_any_text_gives_a_verdict_and_is_judged_alike_twice(a, b):
     assert extract(a) is None or isinstance(extract(a), str)
 
 
-PIECES = ['\\frac', '{', '}', '1', '23', 'x', '(', ')', '[', ']', ',', '+', '-', '^', '_', '!', '\\sqrt', '\\pm', '\\cup', '=', '<', '\\{', '\\}', '|', '\\sin', '\\pi', '\\infty', '\\text{cm}', '%', '/', '\\le', ' ',
-          '\\begin{pmatrix}', '\\end{pmatrix}', '&', '\\\\', 'and', '.', '\\boxed{', '^\\circ', ':', '\\overline', '\\in', 'e', 'i']
+PIECES = [*r'\frac { } 1 23 x ( ) [ ] , + - ^ _ ! \sqrt \pm \cup = < \{ \} | \sin \pi \text{cm} % / \le'.split(),
+          *r'& and . : e i fty \text{cm} % / \le & and . : e i'.split(),
+          *r'\begin{pmatrix} \end{pmatrix} \\ \boxed{ ^\circ \overline \text{cm} % / \le'.split(),
+          *r'& and . : e i '.split(), ' ']
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=30))
 def test_any_heap_of_tokens_gives_a_verdict(pieces):
     s = ''.join(pieces)
@@ -109,14 +148,19 @@ def test_any_heap_of_tokens_gives_a_verdict(pieces):
 
 def attacks():
     rnd = random.Random(3)
-    return {'python': "__import__('os').environ.__setitem__('GRAIL_PROBE','1')", 'touch': "__import__('pathlib').Path('{}').touch()", 'call': 'exec("raise SystemExit")', 'brackets': '('*999 + '1' + ')'*999,
-            'braces': '{'*1999, 'fractions': r'\frac{'*280 + '1', 'boxes': r'\boxed{'*250 + '7' + '}'*249, 'tower': '9^{9^{9^{9}}}', 'big exponent': '10^{1000000000}', 'power': '(x+1)^{1000000000}',
-            'factorials': '((((9!)!)!)!)', 'factorial': '1000000!', 'megabytes': '1'*3_000_000, 'many boxes': r'\boxed{'*400_000, 'one box': r'\boxed{' + '{'*3_000_000, 'many tags': '<answer>'*300_000,
-            'closing tags': '</answer>'*300_000, 'digits': '7'*1999, 'roots': '+'.join(rf'\sqrt{{{rnd.randint(10**9, 10**12)}}}' for _ in range(90)), 'root': r'\sqrt{' + '7'*1900 + '}',
-            'expand': '(a+b+c+d+f+g+h)^{40}', 'sum': '+'.join(rf'\frac{{1}}{{x+{p}}}' for p in range(120)), 'arabic': '٣', 'wide': '３', 'nul': '3\x00', 'surrogate': '\ud800', 'commas': ','*1999,
-            'list': '1,'*999 + '1', 'semicolons': '1;'*900, 'pm': r'\pm'*600, 'bars': '|'*1999, 'sets': r'\{'*19 + r'\pm1' + r'\}'*19, 'hashes': '####'*300_000, 'numbers': '1,'*900_000, 'dots': '1.'*900_000,
-            'eos': '<|'*900_000, 'matrix': r'\begin{pmatrix}' + '&'.join('1'*900) + r'\end{pmatrix}', 'binomial': r'\binom{2500}{1250}^{20}', 'power sum': '+'.join(f'3^{{{k}}}' for k in range(14000, 14150)),
-            'repeating': r'0.\overline{' + '1'*1800 + '}', 'nested roots': r'\sqrt{1+'*19 + 'x' + '}'*19}
+    return {'python': "__import__('os').environ.__setitem__('GRAIL_PROBE','1')", 
+            'touch': "__import__('pathlib').Path('{}').touch()", 'call': 'exec("raise SystemExit")', 'brackets': '('*999 + '1' + ')'*999, 'braces': '{'*1999,
+            'fractions': r'\frac{'*280 + '1', 'boxes': r'\boxed{'*250 + '7' + '}'*249, 'tower': '9^{9^{9^{9}}}',
+            'big exponent': '10^{1000000000}', 'power': '(x+1)^{1000000000}', 'factorials': '((((9!)!)!)!)',
+            'factorial': '1000000!', 'megabytes': '1'*3_000_000, 'many boxes': r'\boxed{'*400_000, 'one box': r'\boxed{' + '{'*3_000_000,
+            'many tags': '<answer>'*300_000, 'closing tags': '</answer>'*300_000, 'digits': '7'*1999,
+            'roots': '+'.join(rf'\sqrt{{{rnd.randint(10**9, 10**12)}}}' for _ in range(90)), 'root': r'\sqrt{' + '7'*1900 + '}',
+            'expand': '(a+b+c+d+f+g+h)^{40}', 'sum': '+'.join(rf'\frac{{1}}{{x+{p}}}' for p in range(120)), 'arabic': '٣',
+            'wide': '３', 'nul': '3\x00', 'surrogate': '\ud800', 'commas': ','*1999, 'list': '1,'*999 + '1',
+            'semicolons': '1;'*900, 'pm': r'\pm'*600, 'bars': '|'*1999, 'sets': r'\{'*19 + r'\pm1' + r'\}'*19, 'hashes': '####'*300_000,
+            'numbers': '1,'*900_000, 'dots': '1.'*900_000, 'eos': '<|'*900_000, 'binomial': r'\binom{2500}{1250}^{20}',
+            'matrix': r'\begin{pmatrix}' + '&'.join('1'*900) + r'\end{pmatrix}', 'nested roots': r'\sqrt{1+'*19 + 'x' + '}'*19,
+            'powers': '+'.join(f'3^{{{k}}}' for k in range(14000, 14150)), 'repeating': r'0.\overline{' + '1'*1800 + '}'}
 
 def slowest(texts, out):
     "Most seconds of this thread's own time that a verdict took, and whether any was a yes"
@@ -175,7 +219,8 @@ def test_real_answers():
     math500 = json.loads(Path(DATA, 'math500_test.json').read_text())
     gsm8k = [json.loads(line) for line in open(Path(DATA, 'gsm8k_test.jsonl'))]
     amc23 = [json.loads(line) for line in open(Path(DATA, 'amc23_test.jsonl'))]
-    sets = {'math': [(r['answer'], extract(r['solution'])) for r in math500], 'gsm8k': [(r['answer'].split('####')[1].strip(), extract(r['answer'])) for r in gsm8k],
+    sets = {'math': [(r['answer'], extract(r['solution'])) for r in math500],
+            'gsm8k': [(r['answer'].split('####')[1].strip(), extract(r['answer'])) for r in gsm8k],
             'amc': [(str(r['answer']), str(int(r['answer']))) for r in amc23]}
     for what, rows in sets.items():
         assert all(equivalent(a, a) for a, _ in rows) and all(b and equivalent(b, a) for a, b in rows), what
@@ -183,11 +228,13 @@ def test_real_answers():
         assert strays == ([('5', 'x=5')] if what == 'math' else []), strays
     values = sorted({a for a, _ in sets['math']})
     rnd = random.Random(0)
-    pairs = [rnd.sample(values, 2) for _ in range(4000)]
+    drawn = [rnd.sample(values, 2) for _ in range(4000)]
     assert all(extract('\\boxed{' + a + '}') == a for a in values)
-    same = {('-2,1', '1,-2'), (r'10,\!080', '10080'), ('120', r'120^\circ'), ('15', r'15\mbox{ cm}^2'), (r'2 \sqrt{5}', r'2\sqrt{5}'), ('30', r'30^\circ'), ('36', r'36^\circ'), (r'\$36', '36'),
-            ('5', 'x=5'), ('90', r'90^\circ'), (r'\frac14', r'\frac{1}{4}')}         # all that have another text and the same value
-    assert [(a, b) for a, b in pairs if equivalent(a, b) and not {(a, b), (b, a)} & same] == [] and all(equivalent(a, b) and equivalent(b, a) for a, b in same)
+    same = {('-2,1', '1,-2'), (r'10,\!080', '10080'), ('120', r'120^\circ'), ('15', r'15\mbox{ cm}^2'), (r'2 \sqrt{5}', r'2\sqrt{5}'),
+            ('30', r'30^\circ'), ('36', r'36^\circ'), (r'\$36', '36'), ('5', 'x=5'), ('90', r'90^\circ'),
+            (r'\frac14', r'\frac{1}{4}')}                   # all that have another text and the same value
+    assert [(a, b) for a, b in drawn if equivalent(a, b) and not {(a, b), (b, a)} & same] == []
+    assert all(equivalent(a, b) and equivalent(b, a) for a, b in same)
 
 
 def test_throughput_is_thousands_a_second():
