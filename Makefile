@@ -7,7 +7,7 @@
 #   make readme     README.md from nbs/index.ipynb
 #   make clean      what the other targets wrote, but not the environment and the runs
 #
-# The CPU build of torch is a tenth of the download:  make setup PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+# A package index that has the CPU build of torch saves gigabytes; name it in PIP_ARGS.
 
 PYTHON   ?= python3
 PIP_ARGS ?=
