@@ -50,7 +50,7 @@ class Trainer(Role):
         self.model,self.tokenizer,self.params = model,tokenizer,params
         self.learner  = Learner(model, config)
         self.env      = make_env(params.env, tokenizer, network.data)
-        self.parent,self.steps,self.calibration = '',0,None
+        self.parent,self.steps,self.calibration,self.calibrated = '',0,None,None   # `calibrated`: the step at which it was checked last
 
 # %% ../../nbs/roles/38_trainer.ipynb #d71e5fb3
 @patch
@@ -148,8 +148,8 @@ def noise_pairs(self:Trainer,
 @patch
 def calibrate(self:Trainer)->bool:
     "Fit the proof's calibration if there is none, or if honest noise has moved; was it fitted?"
-    if self.params.proof != 'grail-v2': return False
-    pairs = self.noise_pairs()
+    if self.params.proof != 'grail-v2' or self.steps == self.calibrated: return False
+    pairs, self.calibrated = self.noise_pairs(), self.steps
     if self.calibration is not None and not stale(self.calibration, pairs): return False
     self.calibration = calibrate_projection(pairs, CALIBRATION_FALSE_POSITIVES)
     return True
@@ -185,7 +185,7 @@ def evaluate(self:Trainer,
 def save(self:Trainer, folder):
     "Write everything that the next window depends on"
     self.learner.save(folder)
-    (folder/'trainer.json').write_bytes(canonical_json(dict(parent=self.parent, steps=self.steps)))
+    (folder/'trainer.json').write_bytes(canonical_json(dict(parent=self.parent, steps=self.steps, calibrated=self.calibrated)))
     if self.calibration is not None: (folder/CALIBRATION).write_bytes(self.calibration.to_bytes())
 
 @patch
@@ -193,5 +193,5 @@ def restore(self:Trainer, folder):
     "Go on from what `save` wrote; raises `NotFound`"
     if not self.learner.load(folder): raise NotFound(f'no trainer was saved in {folder}')
     d = parse_json((folder/'trainer.json').read_bytes())
-    self.parent,self.steps = d['parent'],d['steps']
+    self.parent,self.steps,self.calibrated = d['parent'],d['steps'],d['calibrated']
     if (folder/CALIBRATION).exists(): self.calibration = Calibration.from_bytes((folder/CALIBRATION).read_bytes())
