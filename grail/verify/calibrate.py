@@ -101,18 +101,18 @@ def round_digit(x:float, up:bool=True)->float:
     m = x/10**e
     return float(f'{(math.ceil(m - 1e-9) if up else math.floor(m + 1e-9))}e{e}')
 
-def fit_logprob(drifts:list, params:ProtocolParams, safety:float)->dict:
+def fit_logprob(drifts:list, params:ProtocolParams, safety:float, misses:int=0)->dict:
     "Tolerances of claimed log-probs, beyond `safety` times the drift of every honest token"
     need = max((safety*d - np.maximum(1e-3, .02*np.abs(l))).max() for d, l, _ in drifts)
     flat = 1e-3 if need <= 0 else round_digit(safety*max(d.max() for d, _, _ in drifts))
-    return dict(logprob_abs=flat, logprob_rel=.02, logprob_misses=0)
+    return dict(logprob_abs=flat, logprob_rel=.02, logprob_misses=misses)
 
-def fit_sampling(drifts:list, params:ProtocolParams, safety:float)->dict:
-    "Margin beyond `safety` times the largest honest one; then no token may exceed it"
+def fit_sampling(drifts:list, params:ProtocolParams, safety:float, misses:int=0)->dict:
+    "Margin beyond `safety` times the largest honest one, and the fraction of tokens that may exceed it"
     margins = [m[np.isfinite(m)] for _, _, m in drifts]
     if sum(map(len, margins)) == 0: return {}                                # sampling is free: nothing to fit
     edge = max((~np.isfinite(m)).mean() for _, _, m in drifts)               # tokens at a top-p boundary
-    return dict(sampling_margin=max(.01, round_digit(safety*max(m.max() for m in margins))), sampling_misses=round_digit(safety*edge) if edge else 0.0)
+    return dict(sampling_margin=max(.01, round_digit(safety*max(m.max() for m in margins))), sampling_misses=round_digit(safety*edge) if edge else misses/params.max_new_tokens)
 
 # %% ../../nbs/verify/23_calibrate.ipynb #e9b6a680
 def fit_lengths(samples:list, params:ProtocolParams)->dict:
@@ -139,13 +139,14 @@ def calibrate(
     samples:list,            # `Sample`s of the models that the thresholds have to fit
     readings:tuple=None,     # names of the ways of reading that honest nodes may use; None: all that were measured
     safety:float=10.0,       # distance from the largest honest drift
+    misses:int=0,            # tokens of a full rollout that may be beyond it all the same
     soft_rate:float=.01,     # honest rollouts that the distribution check may refuse
     fpr:float=1e-6,          # false positives a token of the EOS floor, with free sampling
 )->ProtocolParams:
     "`params` with the thresholds that honest rollouts need"
     drifts = [s.drift[w] for s in samples for w in s.drift if readings is None or w in readings]
     params = replace(params, **fit_lengths(samples, params))
-    return replace(params, **fit_logprob(drifts, params, safety), **fit_sampling(drifts, params, safety),
+    return replace(params, **fit_logprob(drifts, params, safety, misses), **fit_sampling(drifts, params, safety, misses),
                    **fit_distribution(samples, params, soft_rate), **fit_eos(params, fpr))
 
 # %% ../../nbs/verify/23_calibrate.ipynb #a50ca544

@@ -8,6 +8,7 @@ __all__ = ['CHECKS', 'Check', 'CheckResult', 'result', 'check_header', 'row_faul
            'check_distribution', 'check_statistics']
 
 # %% ../../nbs/verify/19_checks.ipynb #19987e29
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ CHECKS = {c.name: c for c in (
     Check('proof',        'hard', '<=', 'distance from the sketches of the own hidden states'),
     Check('logprob',      'hard', '<=', 'error of claimed log-probs, in tolerances'),
     Check('termination',  'hard', '>=', 'probability of the EOS that ends the completion'),
-    Check('sampling',     'hard', '<=', 'fraction of tokens that are not the seeded pick'),
+    Check('sampling',     'hard', '<=', 'tokens that are not the seeded pick'),
     Check('distribution', 'soft', '>=', 'smallest quantile of chosen-token probability, in thresholds'),
     Check('statistics',   'hard', '<=', 'evidence of all audited tokens against honest sampling, in nats'))}
 
@@ -168,8 +169,8 @@ def check_sampling(
 )->CheckResult:
     "Are the tokens those that the model and the protocol's noise choose?"
     m    = np.asarray(margins, np.float64)
-    miss = ~(m <= params.sampling_margin)
-    return result('sampling', miss.mean(), params.sampling_misses, f'{int(miss.sum())} of {len(m)} tokens are not the seeded pick', r)
+    miss = int((~(m <= params.sampling_margin)).sum())
+    return result('sampling', miss, math.ceil(round(params.sampling_misses*len(m), 9)), f'{miss} of {len(m)} tokens are not the seeded pick', r)
 
 # %% ../../nbs/verify/19_checks.ipynb #3ddadf16
 def quantiles(
