@@ -35,11 +35,12 @@ def test_the_digest_tells_names_dtypes_shapes_and_bits_apart():
     assert len({weights_digest(s) for s in (a, *others)}) == 6
     assert weights_digest({'y': torch.zeros(1), 'x': torch.zeros(3, 2).T}) == weights_digest(a)
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.sampled_from(FILES), st.integers(0, 2**32))
 def test_no_corruption_is_worse_than_a_format_error(name, seed):
     rng, data = random.Random(seed), bytearray(PARTS[name])
     for _ in range(rng.randint(1, 4)):
+        if not data: break
         at = rng.randrange(min(len(data), 3000))
         how = rng.randrange(4)
         if how == 0: data[at] = rng.randrange(256)
@@ -51,7 +52,7 @@ def test_no_corruption_is_worse_than_a_format_error(name, seed):
 
 VALUES = st.sampled_from([None, True, -1, 0, 1, 7, 2**31, 2**63, 10**30, 1.5, -1e308, '', 'x', '../x', [], {}, [1]*50, {'a': 1}, ['full_attention'], 'a/b'])
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.sampled_from(JSONS[:2] + ['tokenizer_config.json']), st.data())
 def test_no_odd_value_is_worse_than_a_format_error(name, data):
     d = json.loads(PARTS[name])
