@@ -44,7 +44,8 @@ def moto():
 def localbucket(tmp_path_factory):
     "Port of localbucket"
     port = free_port()
-    yield from serve([sys.executable, '-m', 'localbucket', str(tmp_path_factory.mktemp('localbucket')), '--port', str(port)], port)
+    yield from serve([sys.executable, '-m', 'localbucket', str(tmp_path_factory.mktemp('localbucket')), '--port', str(port)],
+                     port)
 
 def s3(port_or_url, **kw):
     "A new bucket"

@@ -1,4 +1,4 @@
-"""A proxy in front of an HTTP server that fails as networks do: errors, delays, cut bodies, broken connections, a limited rate; seeded."""
+"""A proxy in front of an HTTP server that fails as networks do: errors, delays, cut bodies, a limited rate; seeded."""
 import http.client
 import random
 import threading
@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Faults:
     """`with Faults(port) as proxy: ... proxy.url`; set `share` (of requests that fail) and `kinds` at any time.
 
-    kinds: 'status' (500 or 503), 'cut' (half of the body, then the connection breaks), 'drop' (no answer), 'late' (`delay` seconds of
-    nothing first), 'lost' (the server is asked, but its answer is thrown away), 'lie' (half of the body, with a length that fits).
+    kinds: 'status' (500 or 503), 'cut' (half of the body, then the connection breaks), 'drop' (no answer), 'late' (`delay`
+    seconds of nothing first), 'lost' (the server is asked, but its answer is thrown away), 'lie' (half of the body, with a
+    length that fits).
     `rate` is the most bytes a second in each direction, over all connections."""
     def __init__(self, port, share=0., kinds=('status',), seed=0, delay=.5, rate=None):
         self.port, self.share, self.kinds, self.delay, self.rate = port, share, kinds, delay, rate
@@ -52,12 +53,13 @@ class Faults:
         if h.headers.get('Expect', '').lower() == '100-continue': pass          # the base class has answered it
         body = h.rfile.read(int(h.headers.get('Content-Length') or 0))
         self.pace('up', len(body))
-        if self.deny(h): return self.answer(h, 403, {}, b'' if h.command == 'HEAD' else b'<Error><Code>AccessDenied</Code></Error>')
+        if self.deny(h): return self.answer(h, 403, {},
+                                            b'' if h.command == 'HEAD' else b'<Error><Code>AccessDenied</Code></Error>')
         if kind == 'late': time.sleep(self.delay)
         if kind == 'drop': return self.hang_up(h)
         if kind == 'status':
             status = self.rng.choice([500, 503])
-            return self.answer(h, status, {}, b'' if h.command == 'HEAD' else b'<Error><Code>InternalError</Code><Message>made up</Message></Error>')
+            return self.answer(h, status, {}, b'' if h.command == 'HEAD' else b'<Error><Code>InternalError</Code></Error>')
         upstream = http.client.HTTPConnection('127.0.0.1', self.port, timeout=60)
         headers = {k: v for k, v in h.headers.items() if k.lower() not in ('connection', 'expect')}
         upstream.request(h.command, h.path, body, headers)
@@ -66,7 +68,8 @@ class Faults:
         upstream.close()
         if kind == 'lost': return self.hang_up(h)
         self.pace('down', len(data))
-        keep = {k: v for k, v in r.getheaders() if k.lower() not in ('connection', 'transfer-encoding', 'content-length', 'server', 'date')}
+        keep = {k: v for k, v in r.getheaders() if k.lower() not in ('connection', 'transfer-encoding', 'content-length',
+                                                                     'server', 'date')}
         length = r.getheader('Content-Length') if h.command == 'HEAD' else str(len(data))
         if kind == 'lie': data, length = data[:len(data)//2], str(len(data)//2) if h.command != 'HEAD' else length
         self.answer(h, r.status, {**keep, 'Content-Length': length}, data[:len(data)//2] if kind == 'cut' else data)

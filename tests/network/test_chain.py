@@ -121,7 +121,8 @@ def test_a_snapshot_beside_a_writer_is_consistent_and_replaced_whole(chain, tmp_
         for i in range(5):
             chain.snapshot(tmp_path/'snap.db')
             con = sqlite3.connect(tmp_path/'snap.db')
-            n, text = con.execute('select count(*) from extrinsics').fetchone()[0], con.execute('select text from commitments').fetchone()
+            n = con.execute('select count(*) from extrinsics').fetchone()[0]
+            text = con.execute('select text from commitments').fetchone()
             assert text is None or text[0] == f'x {n-2}'                   # the record and its outcome are of one moment
             con.close()
     finally:
@@ -182,11 +183,15 @@ def forge(chain, k, nonce=0, **changes):
     body = canonical_json({**dict(args=dict(text='x'), call='commit', genesis=chain.genesis, nonce=nonce), **changes})
     return k.ss58_address, body, sign(k, LABEL, body)
 
-@pytest.mark.parametrize('changes', [dict(call='drop table'), dict(call=None), dict(call=[]), dict(args=[]), dict(args={}), dict(args={'text': 7}),
-                                     dict(args={'text': 'x', 'more': 1}), dict(genesis='0'*64), dict(more=1), dict(nonce='0'), dict(nonce=True),
+@pytest.mark.parametrize('changes', [dict(call='drop table'), dict(call=None), dict(call=[]), dict(args=[]), dict(args={}),
+                                     dict(args={'text': 7}),
+                                     dict(args={'text': 'x', 'more': 1}), dict(genesis='0'*64), dict(more=1), dict(nonce='0'),
+                                     dict(nonce=True),
                                      dict(nonce=0.0), dict(nonce=5), dict(call='set_weights', args={'weights': {'x': 1}}),
-                                     dict(call='set_weights', args={'weights': {'x': True}}), dict(call='register', args=dict(stake=1, validator=True)),
-                                     dict(call='register', args=dict(stake=-1., validator=True)), dict(call='set_weights', args={'weights': []})])
+                                     dict(call='set_weights', args={'weights': {'x': True}}),
+                                     dict(call='register', args=dict(stake=1, validator=True)),
+                                     dict(call='register', args=dict(stake=-1., validator=True)),
+                                     dict(call='set_weights', args={'weights': []})])
 def test_a_call_of_the_wrong_form_changes_nothing(chain, changes):
     chain.register(key('Ada'), validator=True)
     before = state(chain), len(chain.extrinsics())
@@ -214,7 +219,8 @@ def test_a_call_can_not_be_handed_in_twice(chain):
     x = chain.extrinsics()[0]
     with pytest.raises(StaleCall): chain.submit(x.hotkey, x.body, x.signature)
 
-@pytest.mark.parametrize('weights', [{'Ada': -1.}, {'Ada': float('inf')}, {'Ada': float('nan')}, {'Eve': 1.}, {'Ada': 1e308, 'Val': 1e308}])
+@pytest.mark.parametrize('weights', [{'Ada': -1.}, {'Ada': float('inf')}, {'Ada': float('nan')}, {'Eve': 1.},
+                                     {'Ada': 1e308, 'Val': 1e308}])
 def test_weights_are_finite_not_negative_and_for_the_registered(chain, weights):
     chain.register(key('Val'), validator=True)
     chain.register(key('Ada'))

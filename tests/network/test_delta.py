@@ -13,18 +13,21 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from grail.core.basics import FormatError, GrailError, LimitError, canonical_json, parse_json
-from grail.network.delta import DTYPES, MAGIC, _pack, _read, apply, apply_file, bits, changed, encode, encode_file, narrow, planes, unplanes
+from grail.network.delta import DTYPES, MAGIC, _pack, _read, apply, apply_file, encode, encode_file
+from grail.network.delta import bits, changed, narrow, planes, unplanes
 
 
 def same(a, b):
-    return list(a) == list(b) and all(a[n].dtype == b[n].dtype and a[n].shape == b[n].shape and (bits(a[n]) == bits(b[n])).all() for n in a)
+    kinds = [[(n, t.dtype, t.shape) for n, t in x.items()] for x in (a, b)]
+    return kinds[0] == kinds[1] and all((bits(a[n]) == bits(b[n])).all() for n in a)
 
 def tensor(rng, dtype, shape):
     "Any bits at all: NaN, infinities, negative zeros, subnormal numbers"
     n = int(np.prod(shape))*dtype.itemsize
     raw = torch.zeros(n, dtype=torch.uint8)
     raw.copy_(torch.from_numpy(rng.integers(0, 2 if dtype is torch.bool else 256, n, dtype=np.uint8)))
-    return (torch.view_as_complex(raw.view(dtype.to_real()).reshape(*shape, 2)) if dtype.is_complex else raw.view(dtype).reshape(shape)).clone()
+    if dtype.is_complex: return torch.view_as_complex(raw.view(dtype.to_real()).reshape(*shape, 2)).clone()
+    return raw.view(dtype).reshape(shape).clone()
 
 def mutate(rng, t, fraction):
     t = t.clone()
@@ -33,7 +36,8 @@ def mutate(rng, t, fraction):
     flat[torch.from_numpy(at)] ^= 1 if t.dtype is torch.bool else 85
     return t
 
-SHAPES = st.one_of(st.just(()), st.lists(st.integers(0, 7), min_size=1, max_size=4).map(tuple), st.integers(1, 3000).map(lambda n: (n,)))
+SHAPES = st.one_of(st.just(()), st.lists(st.integers(0, 7), min_size=1, max_size=4).map(tuple),
+                   st.integers(1, 3000).map(lambda n: (n,)))
 
 
 @given(st.sampled_from(sorted(DTYPES)), SHAPES, st.sampled_from([0, .001, .05, .5, 1]), st.integers(0, 2**32))
@@ -46,7 +50,8 @@ def test_a_delta_is_exact_for_any_type_shape_and_amount_of_change(dtype, shape, 
     assert same(apply(old, encode(old, new)), new)
     assert same(old, before)                                        # the base is not touched
 
-@given(st.dictionaries(st.text(max_size=8), st.integers(0, 20), max_size=5), st.dictionaries(st.text(max_size=8), st.integers(0, 20), max_size=5), st.integers(0, 99))
+@given(st.dictionaries(st.text(max_size=8), st.integers(0, 20), max_size=5),
+       st.dictionaries(st.text(max_size=8), st.integers(0, 20), max_size=5), st.integers(0, 99))
 @settings(max_examples=150, deadline=None)
 def test_tensors_may_come_go_and_change_shape_or_type(a, b, seed):
     rng = np.random.default_rng(seed)
@@ -91,7 +96,8 @@ def test_an_empty_change_is_small_and_copies_nothing():
 @pytest.mark.parametrize('how', ['neighbours', 'anything'])
 def test_a_chain_of_a_hundred_updates_is_exact(how):
     rng = np.random.default_rng(0)
-    here = there = {'a': tensor(rng, torch.bfloat16, (300, 40)), 'b': tensor(rng, torch.float32, (77,)), 'c': tensor(rng, torch.bfloat16, ())}
+    here = there = {'a': tensor(rng, torch.bfloat16, (300, 40)), 'b': tensor(rng, torch.float32, (77,)),
+                    'c': tensor(rng, torch.bfloat16, ())}
     for i in range(100):
         if how == 'anything': new = {n: mutate(rng, t, rng.choice([0, .01, .3])) for n, t in here.items()}
         else: new = {n: t.clone() for n, t in here.items()}; new['a'].view(torch.int16)[rng.random((300, 40)) < .01] += 1
@@ -110,7 +116,8 @@ def test_another_base_is_refused_even_if_it_differs_in_one_bit():
     bad = {n: t.clone() for n, t in OLD.items()}
     bad['b'].view(torch.int32)[4] ^= 1
     swapped = {'a': OLD['a'].flip(0), 'b': OLD['b']}
-    for base in (bad, swapped, NEW, {}, {'a': OLD['a']}, {**OLD, 'c': OLD['b']}, {'b': OLD['a'], 'a': OLD['b']}, {'a': OLD['a'].view(8, 8), 'b': OLD['b']}):
+    for base in (bad, swapped, NEW, {}, {'a': OLD['a']}, {**OLD, 'c': OLD['b']}, {'b': OLD['a'], 'a': OLD['b']},
+                 {'a': OLD['a'].view(8, 8), 'b': OLD['b']}):
         with pytest.raises(FormatError, match='another base'): apply(base, blob)
 
 def test_every_single_byte_is_protected():
@@ -136,14 +143,21 @@ def setting(**kw):
     return f
 
 WHOLE = lambda **kw: lambda d: d['entries'].update(z=dict(mode='whole', **{**dict(dtype='float32', shape=[2]), **kw}))
-CHANGES = dict(count=setting(count=5), negative=setting(count=-1), none=setting(count=0), huge=setting(count=2**40), width=setting(width=2), width3=setting(width=3),
-               text=setting(count='4'), mode=setting(mode='sparse2'), unhashable=setting(mode=[]), dtype=setting(dtype='int32'), evil=setting(dtype='load'),
-               shape=setting(shape=[65]), shapes=setting(shape='64'), minus=setting(shape=[-64]), more=setting(more=1), dense=setting(mode='dense'),
-               tied=lambda d: d['entries'].update(b=dict(mode='tied', to='b')), tied_to_nothing=lambda d: d['entries'].update(b=dict(mode='tied', to='q')),
+CHANGES = dict(count=setting(count=5), negative=setting(count=-1), none=setting(count=0), huge=setting(count=2**40),
+               width=setting(width=2), width3=setting(width=3),
+               text=setting(count='4'), mode=setting(mode='sparse2'), unhashable=setting(mode=[]), dtype=setting(dtype='int32'),
+               evil=setting(dtype='load'),
+               shape=setting(shape=[65]), shapes=setting(shape='64'), minus=setting(shape=[-64]), more=setting(more=1),
+               dense=setting(mode='dense'),
+               tied=lambda d: d['entries'].update(b=dict(mode='tied', to='b')),
+               tied_to_nothing=lambda d: d['entries'].update(b=dict(mode='tied', to='q')),
                tied_to_number=lambda d: d['entries'].update(b=dict(mode='tied', to=[1])),
-               names=lambda d: d.update(names=['a']) or d['entries'].update(b=dict(mode='tied', to='a')), missing=lambda d: d.update(names=['a', 'b', 'c']),
-               twice=lambda d: d.update(names=['a', 'a', 'b']), number=lambda d: d.update(names=7), numbers=lambda d: d.update(names=[1, 2]),
-               entries=lambda d: d.update(entries=[]), entry=lambda d: d['entries'].update(a=None), size=lambda d: d.update(size=10**15),
+               names=lambda d: d.update(names=['a']) or d['entries'].update(b=dict(mode='tied', to='a')),
+               missing=lambda d: d.update(names=['a', 'b', 'c']),
+               twice=lambda d: d.update(names=['a', 'a', 'b']), number=lambda d: d.update(names=7),
+               numbers=lambda d: d.update(names=[1, 2]),
+               entries=lambda d: d.update(entries=[]), entry=lambda d: d['entries'].update(a=None),
+               size=lambda d: d.update(size=10**15),
                terabytes=WHOLE(shape=[2**40]), product=WHOLE(shape=[2**40, 2**40]), deep=WHOLE(shape=[1]*65), unlisted=WHOLE())
 
 @pytest.mark.parametrize('name', CHANGES)
@@ -214,8 +228,10 @@ def test_a_file_whose_header_lies_is_refused():
         return len(h).to_bytes(8, 'little') + h + good[8+size:]
     assert encode_file(with_head(), good)
     w, v = head['w'], head['v']
-    for bad in (dict(w={**w, 'shape': [5]}), dict(w={**w, 'dtype': 'F32'}), dict(w={**w, 'data_offsets': [0, 8]}), dict(w={**w, 'data_offsets': [-8, 0]}),
-                dict(w={**w, 'data_offsets': [0]}), dict(w={**w, 'shape': [2**70, 2**70]}), dict(w=None), dict(w=v), dict(x=w), dict(w={**w, 'dtype': []}),
+    for bad in (dict(w={**w, 'shape': [5]}), dict(w={**w, 'dtype': 'F32'}), dict(w={**w, 'data_offsets': [0, 8]}),
+                dict(w={**w, 'data_offsets': [-8, 0]}),
+                dict(w={**w, 'data_offsets': [0]}), dict(w={**w, 'shape': [2**70, 2**70]}), dict(w=None), dict(w=v), dict(x=w),
+                dict(w={**w, 'dtype': []}),
                 dict(w={**w, 'shape': ['4']})):
         with pytest.raises(FormatError): encode_file(with_head(**bad), good)
 
@@ -227,7 +243,8 @@ def model_135m():
     shapes = {'embed': (49152, 576), 'norm': (576,)}
     for i in range(30):
         shapes.update({f'{i}.{n}': (s, 576) for n, s in zip('qkvo', (576, 192, 192, 576))})
-        shapes.update({f'{i}.gate': (1536, 576), f'{i}.up': (1536, 576), f'{i}.down': (576, 1536), f'{i}.n1': (576,), f'{i}.n2': (576,)})
+        shapes.update({f'{i}.gate': (1536, 576), f'{i}.up': (1536, 576), f'{i}.down': (576, 1536), f'{i}.n1': (576,),
+                       f'{i}.n2': (576,)})
     g = torch.Generator().manual_seed(0)
     return {n: torch.randn(s, generator=g).mul_(.02).bfloat16() for n, s in shapes.items()}
 
@@ -247,7 +264,8 @@ def test_at_one_percent_a_delta_of_135_million_weights_is_small_and_faster_than_
     for t in new.values():
         b = t.view(torch.int16).reshape(-1).numpy()
         at = rng.choice(len(b), max(1, len(b)//100), replace=False)
-        b[at] = b[at] + rng.choice([-1, 1], len(at)) if values == 'neighbours' else bits(torch.randn(len(at)).mul(.02).bfloat16()).view(np.int16)
+        if values == 'neighbours': b[at] += rng.choice([-1, 1], len(at)).astype(np.int16)
+        else: b[at] = bits(torch.randn(len(at)).mul(.02).bfloat16()).view(np.int16)
     whole = b''.join(bits(t).tobytes() for t in new.values())
     blob, t_encode = best(lambda: encode(old, new))
     got, t_apply = best(lambda: apply(old, blob))

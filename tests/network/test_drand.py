@@ -18,11 +18,12 @@ SIGNATURES = {123: 'b75c69d0b72a5d906e854e808ba7e2accb1542ac355ae486d591aa9d4376
               1000: 'b44679b9a59af2ec876b1a6b1ad52ea9b1615fc3982b19576350f93447cb1125e342b73a8dd2bacbe47e4b6b63ed5e39'}
 RANDOMNESS = {r: hashlib.sha256(bytes.fromhex(s)).hexdigest() for r, s in SIGNATURES.items()}
 
-def answer(round, signature=None): return json.dumps(dict(round=round, randomness='0'*64, signature=signature or SIGNATURES[round])).encode()
+def answer(round, signature=None): return json.dumps(dict(round=round, randomness='0'*64,
+                                                          signature=signature or SIGNATURES[round])).encode()
 
 @pytest.fixture
 def relays():
-    "`relays(f, ...)` starts servers that answer `(status, body)`, each by its own function of the number of requests so far; their addresses"
+    "`relays(f, ...)` starts servers and gives their addresses; each answers `f(how many it was asked)`: `(status, body)`"
     servers = []
     def start(*functions):
         for f in functions:
@@ -66,11 +67,13 @@ def test_no_other_bits_are_a_signature(i):
     flipped = (int(SIGNATURES[1000], 16) ^ 1 << i).to_bytes(48, 'big').hex()
     with pytest.raises(FormatError): verify_round(1000, flipped)
 
-@pytest.mark.parametrize('signature', [None, 7, '', 'z'*96, 'ab', SIGNATURES[1000].upper(), SIGNATURES[1000] + '\n', '0'*96, 'c0' + '0'*94])
+@pytest.mark.parametrize('signature', [None, 7, '', 'z'*96, 'ab', SIGNATURES[1000].upper(), SIGNATURES[1000] + '\n', '0'*96,
+                                       'c0' + '0'*94])
 def test_what_is_no_signature_is_refused(signature):
     with pytest.raises(FormatError): verify_round(1000, signature)
 
-@pytest.mark.parametrize('data', [b'', b'null', b'[]', b'{}', b'\xff', b'{"round":1000}', b'{"round":"1000","signature":"x"}', answer(123), b' '*5000,
+@pytest.mark.parametrize('data', [b'', b'null', b'[]', b'{}', b'\xff', b'{"round":1000}', b'{"round":"1000","signature":"x"}',
+                                  answer(123), b' '*5000,
                                   answer(1000)[:-1], answer(1000, SIGNATURES[123])])
 def test_what_is_no_answer_is_refused(data):
     with pytest.raises(FormatError): check_round(1000, data)
@@ -80,7 +83,8 @@ def endless(n):
         for _ in range(10_000): yield b'{'*100_000
     return 200, body()
 
-LIES = dict(down=lambda n: (500, b''), missing=lambda n: (404, b'{}'), noise=lambda n: (200, b'\xff'*100), endless=endless, empty=lambda n: (200, b''),
+LIES = dict(down=lambda n: (500, b''), missing=lambda n: (404, b'{}'), noise=lambda n: (200, b'\xff'*100), endless=endless,
+            empty=lambda n: (200, b''),
             other_round=lambda n: (200, answer(123)), wrong_signature=lambda n: (200, answer(1000, SIGNATURES[123])))
 
 @pytest.mark.parametrize('lie', LIES)

@@ -51,7 +51,8 @@ def world(tmp_path):
 
 # ---- time
 
-@pytest.mark.parametrize('late, grace, ok', [(-.001, 0., True), (0., 0., True), (.001, 0., False), (5., 5., True), (5.001, 5., False)])
+@pytest.mark.parametrize('late, grace, ok', [(-.001, 0., True), (0., 0., True), (.001, 0., False), (5., 5., True),
+                                             (5.001, 5., False)])
 def test_the_deadline_is_the_windows_end_plus_grace_to_the_microsecond(tmp_path, late, grace, ok):
     w = World(tmp_path, grace_seconds=grace)
     w.at(30)
@@ -140,9 +141,12 @@ def test_a_large_body_is_refused_before_it_is_read(world):
     small = replace(world.params, max_body_bytes=100)
     with pytest.raises(FormatError): fetch_submission(Watched(), world.chain, ADA.ss58_address, 30, small)
 
-@pytest.mark.parametrize('make', [lambda h: b'', lambda h: b'{}', lambda h: b'\xff'*50, lambda h: h[:-1], lambda h: h + b' '*100_000, lambda h: b'['*15_000,
-                                  lambda h: h.replace(b'"window":30', b'"window":60'), lambda h: h.replace(b'"groups":1', b'"groups":1e999'),
-                                  lambda h: h.replace(b'"body_bytes":', b'"body_bytes":1'), lambda h: canonical_json([parse_json(h)])])
+@pytest.mark.parametrize('make', [lambda h: b'', lambda h: b'{}', lambda h: b'\xff'*50, lambda h: h[:-1],
+                                  lambda h: h + b' '*100_000, lambda h: b'['*15_000,
+                                  lambda h: h.replace(b'"window":30', b'"window":60'),
+                                  lambda h: h.replace(b'"groups":1', b'"groups":1e999'),
+                                  lambda h: h.replace(b'"body_bytes":', b'"body_bytes":1'),
+                                  lambda h: canonical_json([parse_json(h)])])
 def test_a_header_of_any_kind_ends_in_a_reason(world, make):
     header, body = world.sealed()
     s = world.buckets.bucket('ada')
@@ -170,8 +174,10 @@ def test_a_second_submission_for_a_window_is_refused_and_hurts_nothing(world):
 def test_a_name_that_is_a_path_is_refused(world):
     s = world.buckets.bucket('ada')
     for bad in ('../x', 'a/b', '', '.x', None):
-        for f in (lambda: publish_submission(s, bad, 30, b'', b''), lambda: world.chain and fetch_header(s, world.chain, bad, 30, PARAMS),
-                  lambda: publish_verdict(s, VAL.ss58_address, 30, bad, b'{}'), lambda: list_verdicts(s, bad, 30), lambda: world.buckets.bucket(bad)):
+        for f in (lambda: publish_submission(s, bad, 30, b'', b''),
+                  lambda: world.chain and fetch_header(s, world.chain, bad, 30, PARAMS),
+                  lambda: publish_verdict(s, VAL.ss58_address, 30, bad, b'{}'), lambda: list_verdicts(s, bad, 30),
+                  lambda: world.buckets.bucket(bad)):
             with pytest.raises(FormatError): f()
 
 def test_a_store_that_is_down_is_nobodys_fault(world):
@@ -186,7 +192,8 @@ def test_a_store_that_is_down_is_nobodys_fault(world):
 def test_strange_keys_in_a_bucket_do_not_disturb_a_listing(world):
     s = world.buckets.bucket('ada')
     publish_submission(s, ADA.ss58_address, 30, *world.sealed())
-    for key in ('submissions/000000000030/header.json', 'submissions/000000000030/x/y/header.json', 'submissions/junk', 'checkpoints/xyz/manifest.json',
+    for key in ('submissions/000000000030/header.json', 'submissions/000000000030/x/y/header.json', 'submissions/junk',
+                'checkpoints/xyz/manifest.json',
                 'checkpoints/manifest.json', f'verdicts/000000000030/{VAL.ss58_address}/x/y.json'): s.put(key, b'?')
     assert list_submissions(s, 30) == [ADA.ss58_address]
     assert checkpoint_windows(s) == []
@@ -204,7 +211,8 @@ def weights(i, n=40_000):
 def publish_chain(store, n, anchor=3, start=30):
     out = [None]
     for i in range(n):
-        out.append(publish_checkpoint(store, weights(i), TOM, start + 30*i, out[-1].digest if out[-1] else '', PARAMS, base=out[-1], anchor=anchor))
+        out.append(publish_checkpoint(store, weights(i), TOM, start + 30*i, out[-1].digest if out[-1] else '', PARAMS,
+                                      base=out[-1], anchor=anchor))
     return out[1:]
 
 def steps(c): return c.manifest['deltas'].get('model.safetensors', {}).get('steps', [])
@@ -249,15 +257,16 @@ def attacks():
     def put(key, data): return lambda s, c: s.put(key(c) if callable(key) else key, data(c) if callable(data) else data)
     part = lambda i, what='sha256': lambda c: file_key(steps(c)[i][what])
     yield 'delta replaced by noise', put(part(0), lambda c: b'?'*steps(c)[0]['size'])
-    yield 'deltas swapped', lambda s, c: [s.put(file_key(steps(c)[i]['sha256']), d) for i, d in ((0, s.get(file_key(steps(c)[1]['sha256']))),)]
+    yield 'deltas swapped', lambda s, c: s.put(file_key(steps(c)[0]['sha256']), s.get(file_key(steps(c)[1]['sha256'])))
     yield 'delta removed', lambda s, c: s.delete(file_key(steps(c)[1]['sha256']))
     yield 'anchor removed', lambda s, c: s.delete(file_key(c.manifest['deltas']['model.safetensors']['anchor']))
-    yield 'anchor replaced', put(lambda c: file_key(c.manifest['deltas']['model.safetensors']['anchor']), weights(7)['model.safetensors'])
+    yield 'anchor replaced', put(lambda c: file_key(c.manifest['deltas']['model.safetensors']['anchor']),
+                                 weights(7)['model.safetensors'])
     yield 'anchor larger', put(lambda c: file_key(c.manifest['deltas']['model.safetensors']['anchor']), b'\0'*1_000_000)
     yield 'config replaced', put(lambda c: file_key(sha256(c.files['config.json'])), b'{"model":2}')
     yield 'manifest of another window', lambda s, c: s.put(manifest_key(c.window), s.get(manifest_key(c.window - 30)))
     yield 'manifest cut', lambda s, c: s.put(manifest_key(c.window), s.get(manifest_key(c.window))[:-1])
-    yield 'manifest with a bit flipped', lambda s, c: s.put(manifest_key(c.window), s.get(manifest_key(c.window)).replace(b'"window":90', b'"window":60'))
+    yield 'manifest changed', lambda s, c: s.put(manifest_key(90), s.get(manifest_key(90)).replace(b'"audit_min":2', b'"audit_min":1'))
     yield 'manifest of noise', lambda s, c: s.put(manifest_key(c.window), b'\xff'*100)
     yield 'manifest too large', lambda s, c: s.put(manifest_key(c.window), b' '*2_000_000)
 
@@ -280,13 +289,18 @@ def test_a_signed_manifest_of_the_wrong_form_is_refused(world, field):
         with pytest.raises(FormatError): load_checkpoint(s, 30, TOM.ss58_address)
 
 D = sha256(b'')
-BAD_FILES = [{'../x': dict(sha256=D, size=0)}, {'a/b': dict(sha256=D, size=0)}, {'x': dict(sha256=D)}, {'x': dict(sha256=D, size=-1)}, {'x': dict(sha256=D, size=1.)},
-             {'x': dict(sha256='../../etc/passwd', size=1)}, {'x': dict(sha256=D, size=10**15)}, {'x': None}, {'x': dict(sha256=D.upper(), size=0)},
+BAD_FILES = [{'../x': dict(sha256=D, size=0)}, {'a/b': dict(sha256=D, size=0)}, {'x': dict(sha256=D)},
+             {'x': dict(sha256=D, size=-1)}, {'x': dict(sha256=D, size=1.)},
+             {'x': dict(sha256='../../etc/passwd', size=1)}, {'x': dict(sha256=D, size=10**15)}, {'x': None},
+             {'x': dict(sha256=D.upper(), size=0)},
              {f'f{i}': dict(sha256=D, size=0) for i in range(1001)}]
 STEP = dict(sha256=D, size=0, result=D)
-BAD_DELTAS = [{'y': dict(anchor=D, size=0, steps=[STEP])}, {'x': dict(anchor=D, size=0, steps=[])}, {'x': dict(anchor=D, size=0, steps=[STEP]*(MAX_STEPS+1))},
-              {'x': dict(anchor=D, size=0, steps=[dict(STEP, result='0'*64)])}, {'x': dict(anchor='x', size=0, steps=[STEP])}, {'x': dict(anchor=D, steps=[STEP])},
-              {'x': dict(anchor=D, size=-1, steps=[STEP])}, {'x': dict(anchor=D, size=0, steps=[None])}, {'x': [1]}, {'x': dict(anchor=D, size=0, steps='ab', more=1)}]
+BAD_DELTAS = [{'y': dict(anchor=D, size=0, steps=[STEP])}, {'x': dict(anchor=D, size=0, steps=[])},
+              {'x': dict(anchor=D, size=0, steps=[STEP]*(MAX_STEPS+1))},
+              {'x': dict(anchor=D, size=0, steps=[dict(STEP, result='0'*64)])}, {'x': dict(anchor='x', size=0, steps=[STEP])},
+              {'x': dict(anchor=D, steps=[STEP])},
+              {'x': dict(anchor=D, size=-1, steps=[STEP])}, {'x': dict(anchor=D, size=0, steps=[None])}, {'x': [1]},
+              {'x': dict(anchor=D, size=0, steps='ab', more=1)}]
 
 def test_a_manifest_names_files_and_deltas_strictly(world):
     m = publish_chain(world.buckets.bucket('tom'), 1)[-1].manifest
@@ -361,7 +375,8 @@ def _train(path, ready):
     files = [weights(i, 400_000) for i in range(12)]
     ready.set()
     for i, f in enumerate(files):
-        last = publish_checkpoint(w.buckets.bucket('tom'), f, TOM, 30 + 30*i, last.digest if last else '', PARAMS, base=last, anchor=4)
+        parent = last.digest if last else ''
+        last = publish_checkpoint(w.buckets.bucket('tom'), f, TOM, 30 + 30*i, parent, PARAMS, base=last, anchor=4)
 
 def _load(path, ready):
     w = World(path)
@@ -402,7 +417,9 @@ def test_a_trainer_that_is_killed_has_published_whole_checkpoints(tmp_path, seco
     w = World(tmp_path)
     s, last = w.buckets.bucket('tom'), None
     windows = checkpoint_windows(s)
-    for window in windows: last = load_checkpoint(s, window, TOM.ss58_address); assert last.files == weights(window//30 - 1, 400_000)
+    for window in windows:
+        last = load_checkpoint(s, window, TOM.ss58_address)
+        assert last.files == weights(window//30 - 1, 400_000)
     i = len(windows)                                                              # and it goes on
     publish_checkpoint(s, weights(i, 400_000), TOM, 30 + 30*i, last.digest if last else '', PARAMS, base=last, anchor=4)
     assert load_checkpoint(s, 30 + 30*i, TOM.ss58_address).files == weights(i, 400_000)

@@ -95,7 +95,8 @@ def test_a_store_that_stays_down_is_unavailable_never_not_found(proxy, kind, tmp
     store.put('a', b'12345678')
     proxy.share, proxy.kinds, proxy.delay = 1., [kind], 1.
     verbs = [lambda: store.get('a'), lambda: store.fetch('a', tmp_path/'f')]
-    if kind != 'cut': verbs += [lambda: store.head('a'), lambda: store.list(), lambda: store.put('b', b''), lambda: store.delete('a')]
+    if kind != 'cut': verbs += [lambda: store.head('a'), lambda: store.list(), lambda: store.put('b', b''),
+                                lambda: store.delete('a')]
     for f in verbs:
         with pytest.raises(Unavailable): f()
 
@@ -187,7 +188,8 @@ def nanio(tmp_path_factory):
     "Port of a server that checks signatures, and that does not know conditional puts"
     port = free_port()
     env = dict(os.environ, NANIO_ACCESS_KEY=KEY, NANIO_SECRET_KEY=SECRET)
-    command = [sys.executable, '-m', 'nanio', 'serve', '--host', '127.0.0.1', '--port', str(port), '--data-dir', str(tmp_path_factory.mktemp('nanio'))]
+    command = [sys.executable, '-m', 'nanio', 'serve', '--host', '127.0.0.1', '--port', str(port), '--data-dir',
+               str(tmp_path_factory.mktemp('nanio'))]
     yield from serve(command, port, env)
 
 def test_a_wrong_secret_is_the_operators_mistake_when_writing_and_an_empty_bucket_when_reading(nanio):
@@ -235,8 +237,10 @@ def test_secrets_are_in_no_repr_error_or_log(moto, caplog, capsys):
     store.make()
     store.put('a', b'1'); store.get('a'); store.list()
     said = [repr(own), str(own), repr(store), repr(S3Buckets(own).bucket(own.commitment())), repr(store.readonly())]
-    for bad in (lambda: store.get('nothing'), lambda: S3Store('b'*10, 'http://127.0.0.1:9', own.key_id, SECRET, tries=1, timeout=.2).get('a'),
-                lambda: Access('a'*32, 'b'*32, SECRET + 'x'), lambda: Access(SECRET, 'b'*32, SECRET), lambda: Access.from_commitment(SECRET*2 + 'x'),
+    for bad in (lambda: store.get('nothing'), lambda: S3Store('b'*10, 'http://127.0.0.1:9', own.key_id, SECRET, tries=1,
+                                                              timeout=.2).get('a'),
+                lambda: Access('a'*32, 'b'*32, SECRET + 'x'), lambda: Access(SECRET, 'b'*32, SECRET),
+                lambda: Access.from_commitment(SECRET*2 + 'x'),
                 lambda: Access.from_commitment('G' + SECRET + SECRET[1:])):
         with pytest.raises(Exception) as e: bad()
         said += [str(e.value), repr(e.value)]
@@ -246,7 +250,8 @@ def test_secrets_are_in_no_repr_error_or_log(moto, caplog, capsys):
 
 def test_a_strangers_commitment_chooses_no_host():
     buckets = S3Buckets()
-    for text in ('evil.example.com'.ljust(128, '0'), '127.0.0.1:80/'.ljust(128, 'a'), '{account}'.ljust(128, 'a'), 'a'*127 + '\n', 'ａ'*128):
+    for text in ('evil.example.com'.ljust(128, '0'), '127.0.0.1:80/'.ljust(128, 'a'), '{account}'.ljust(128, 'a'), 'a'*127 + '\n',
+                 'ａ'*128):
         with pytest.raises(FormatError): buckets.bucket(text)
     ok = buckets.bucket('a'*128)
     assert ok.endpoint == f'https://{"a"*32}.r2.cloudflarestorage.com' and not ok.writable
