@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TAIL', 'boxed', 'tagged', 'final_number', 'extract', 'same', 'same_group', 'distinct', 'matching', 'proportional',
-           'equation', 'same_label', 'Judgement', 'plain', 'judge', 'equivalent', 'opinion_worker', 'SecondOpinion',
-           'disagreements', 'data_folder']
+           'equation', 'parallel', 'same_label', 'Judgement', 'plain', 'judge', 'equivalent', 'opinion_worker',
+           'SecondOpinion', 'disagreements', 'data_folder']
 
 # %% ../../nbs/envs/12_answers.ipynb #ceb748d3
 import json, os, re, select, subprocess, sys
@@ -136,9 +136,18 @@ def equation(n):
     if plain and free(n.node.value):
         return Relation('=', exact.add(exact.symbol(n.names[0]), n.node.value, -1))
 
+def parallel(n):
+    "(x, y) = (1, 2) as the list x = 1, y = 2; anything else as it is"
+    if isinstance(n, Label) and len(n.names) > 1 and isinstance(n.node, Group) and len(n.node.items) == len(n.names):
+        return Group('list', tuple(Label((name,), i) for name, i in zip(n.names, n.node.items)))
+    return n
+
 def same_label(a, b):
+    "Do two nodes, one of which is a label, mean the same?"
     if isinstance(a, Label) and isinstance(b, Label):
         if a.names == b.names and a.how == b.how and same(a.node, b.node): return True
+    elif isinstance(a, Group) and a.kind == 'list' and isinstance(parallel(b), Group): return same(a, parallel(b))
+    elif isinstance(b, Group) and b.kind == 'list' and isinstance(parallel(a), Group): return same(parallel(a), b)
     elif isinstance(a, Label) and not isinstance(b, Relation): return same(a.node, b)
     elif isinstance(b, Label) and not isinstance(a, Relation): return not frees(b.node) and same(a, b.node)
     a, b = equation(a), equation(b)

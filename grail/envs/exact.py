@@ -6,7 +6,7 @@
 __all__ = ['FUEL', 'MAX_BITS', 'I', 'PI', 'E', 'ONE', 'TRIG', 'NotUnderstood', 'refuel', 'spend', 'check_bits', 'Gen', 'tidy',
            'padd', 'pmul', 'Value', 'fraction', 'number', 'symbol', 'gen', 'add', 'mul', 'div', 'neg', 'equal',
            'rational', 'pname', 'name', 'approx', 'sign', 'ipow', 'factor', 'prime', 'rational_power', 'content',
-           'root_power', 'power', 'sin_pi', 'cos_pi', 'sine', 'cosine', 'ln', 'absolute', 'opaque', 'factorial',
+           'root_power', 'power', 'sin_pi', 'cos_pi', 'sine', 'cosine', 'arc', 'ln', 'absolute', 'opaque', 'factorial',
            'binomial']
 
 # %% ../../nbs/envs/11a_exact.ipynb #1d30a415
@@ -319,8 +319,10 @@ def _power_term(a, m, c):
         for p, k in factor(abs(q.numerator)): out = mul(out, _free(f'{p:x}^[{tag}]', c*k))
         for p, k in factor(q.denominator):    out = mul(out, _free(f'{p:x}^[{tag}]', -c*k))
         return out
-    if a.den is ONE and a.num == {((E, 1),): 1} and m == ((I, 1), (PI, 1)):
-        return add(cos_pi(Fraction(c)), mul(gen(I), sin_pi(Fraction(c))))
+    if a.den is ONE and a.num == {((E, 1),): 1}:
+        if m == ((I, 1), (PI, 1)): return add(cos_pi(Fraction(c)), mul(gen(I), sin_pi(Fraction(c))))
+        (g, e), *more = m
+        if not more and e == 1 and g.kind == 'const' and g.base: return power(number(g.base), number(c))     # g is ln(base)
     return _free(f'[{name(a)}]^[{tag}]', c)
 
 def power(
@@ -384,6 +386,19 @@ def _turns(a):
 TRIG = {'sin': sine, 'cos': cosine, 'tan': lambda a: div(sine(a), cosine(a)), 'cot': lambda a: div(cosine(a), sine(a)),
         'sec': lambda a: div(number(1), cosine(a)), 'csc': lambda a: div(number(1), sine(a))}
 
+# %% ../../nbs/envs/11a_exact.ipynb #bc64855a
+def arc(
+    name:str,  # 'sin', 'cos' or 'tan'
+    a:Value,   # the argument
+)->Value:
+    "The principal value of an inverse trigonometric function: a multiple of π where the table has it"
+    first = {Fraction(0): number(0), **_sines()}
+    for t in first:
+        for q in {'sin': (t, -t), 'tan': (t, -t), 'cos': (Fraction(1, 2)-t, Fraction(1, 2)+t)}[name]:
+            if name == 'tan' and t == Fraction(1, 2): continue
+            if equal(TRIG[name](mul(number(q), gen(PI))), a): return mul(number(q), gen(PI))
+    return opaque(f'arc{name}', a)
+
 # %% ../../nbs/envs/11a_exact.ipynb #10a5abea
 def ln(a:Value)->Value:
     "Natural logarithm"
@@ -392,7 +407,7 @@ def ln(a:Value)->Value:
         spend(200)
         out = number(0)
         for n, s in ((q.numerator, 1), (q.denominator, -1)):
-            for p, k in factor(n): out = add(out, gen(Gen(f'ln{p:x}', 'const', approx=math.log(p))), s*k)
+            for p, k in factor(n): out = add(out, gen(Gen(f'ln{p:x}', 'const', p, math.log(p))), s*k)
         return out
     if a.den is ONE and len(a.num) == 1:
         (m, c), = a.num.items()

@@ -33,6 +33,7 @@ def tidy_text(s:str)->str:
     "An answer without what carries no meaning: dollar signs around it, spacing commands, a final full stop"
     s = _THOUSANDS.sub('', s.translate(_TRANSLATE)).strip()
     if s.count('$') == 1 and re.match(r'\$\s*[\d.]', s, re.A): s = '\\' + s                # $36 is money, $36$ is mathematics
+    if len(s) > 4 and s.startswith('**') and s.endswith('**'): s = s[2:-2]                # bold, in Markdown
     s = re.sub(r'(?<!\\)\$', ' ', s)
     s = re.sub(r'\\[()\[\]]', ' ', s) if s.startswith(('\\(', '\\[')) else s
     s = _DROP.sub(' ', s).strip()
@@ -77,7 +78,7 @@ _NAMES   = {'pi', 'sqrt', 'infty', 'sin', 'cos', 'tan', 'cot', 'sec', 'csc', 'ln
 _ALIAS   = {'dfrac': 'frac', 'tfrac': 'frac', 'cfrac': 'frac', 'leq': 'le', 'geq': 'ge', 'neq': 'ne', 'leqslant': 'le',
             'geqslant': 'ge', 'lt': '<', 'gt': '>', 'varnothing': 'emptyset', 'dbinom': 'binom', 'tbinom': 'binom', 'lvert': '|',
             'rvert': '|', 'vert': '|', 'mid': '|', 'lbrace': '\\{', 'rbrace': '\\}', 'infinity': 'infty', 'inf': 'infty',
-            'degree': 'circ', 'ast': '*', 'cdot': '*', 'times': '*', 'div': '/', 'colon': ':'}
+            'backslash': 'setminus', 'degree': 'circ', 'ast': '*', 'cdot': '*', 'times': '*', 'div': '/', 'colon': ':'}
 _ENGLISH = set('no on up so is at in if it we he me my by to of as an am be do go us yes not all odd one two six ten the per for '
                'any red set mod min max gcd lcm dot'.split())
 _GREEK   = set('alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau phi '
@@ -105,7 +106,7 @@ def _text(t, alone):
     raise NotUnderstood(f'the text {t[:30]!r}')
 
 # %% ../../nbs/envs/11b_grammar.ipynb #cbc3065c
-_DEPTH = {'(': 1, '[': 1, '\\{': 1, ')': -1, ']': -1, '\\}': -1}
+_DEPTH = {'(': 1, '[': 1, '\\{': 1, '⟨': 1, ')': -1, ']': -1, '\\}': -1, '⟩': -1}
 
 def tokens(s:str)->list[tuple[str, str]]:
     "(kind, text) of each token; kinds: num, var, cmd, unit, part, sep, begin, end, op, row"
@@ -129,6 +130,7 @@ def tokens(s:str)->list[tuple[str, str]]:
 # %% ../../nbs/envs/11b_grammar.ipynb #61c1f30d
 def _command(t):
     if t in _GREEK: return ('var', '\\' + t)
+    if t in ('langle', 'rangle'): return ('op', '⟨' if t == 'langle' else '⟩')
     return ('op', t) if not t.isalpha() else ('cmd', t)
 
 def _phrases(toks):
@@ -278,7 +280,7 @@ def bracket(self:Parser):
     "(...), [...] or a set: a grouped expression, a tuple or interval, a set"
     def f():
         opening, pms = self.take()[1], self.pms
-        closers = {'(': (')', ']'), '[': (']', ')'), '\\{': ('\\}',)}[opening]
+        closers = {'(': (')', ']'), '[': (']', ')'), '\\{': ('\\}',), '⟨': ('⟩',)}[opening]
         if opening == '\\{' and self.accept('\\}'): return Group('set', ())
         if opening == '\\{' and self.peek()[0] == 'var' and self.peek(1) in (('op', '|'), ('op', ':')): return self.builder()
         node = self.answer(*closers, bracket=True)
@@ -288,7 +290,7 @@ def bracket(self:Parser):
         if isinstance(node, Group) and node.kind == 'list':
             if self.pms != pms or has(node, Label, Relation): raise NotUnderstood('a tuple of alternatives')
             return Group('tuple', node.items, opening + closing)
-        if opening + closing in ('(]', '[)'): raise NotUnderstood('brackets that do not match')
+        if opening + closing in ('(]', '[)', '⟨⟩'): raise NotUnderstood('brackets that do not match')
         return node
     return self.inside(f)
 
@@ -313,7 +315,7 @@ def base(self:Parser):
     if kind == 'num': return self.literal()
     if kind == 'var': return self.variable()
     if kind == 'begin': return self.matrix()
-    if kind == 'op' and t in ('(', '[', '\\{'): return self.bracket()
+    if kind == 'op' and t in ('(', '[', '\\{', '⟨'): return self.bracket()
     if kind == 'op' and t == '{': return self.arg()
     if kind == 'op' and t == '|' and not self.bars: return self.absolute()
     if kind == 'cmd' and (f := COMMANDS.get(t)):
@@ -407,7 +409,7 @@ def _apply(name, x, base):
     if name == 'exp': return exact.power(exact.gen(exact.E), x)
     if name == 'ln':  return exact.ln(x)
     if name == 'log': return exact.div(exact.ln(x), exact.ln(base or number(10)))
-    return exact.opaque(name, x)
+    return exact.arc(name[3:], x)
 
 # %% ../../nbs/envs/11b_grammar.ipynb #18b316c6
 @patch
@@ -529,11 +531,23 @@ def union(self:Parser):
         parts = [node]
         while self.accept(':'): parts.append(self.with_unit(self.sum()))
         return Group('ratio', tuple(parts))
+    if self.cmd('setminus'): return self.without(node)
     if not self.cmd('cup'): return node
     parts = [node]
     while self.cmd('cup'): self.take(); parts.append(self.sum())
     if all(isinstance(x, Group) and x.kind in ('tuple', 'set') for x in parts): return Group('union', tuple(parts))
     raise NotUnderstood('a union of things that are no sets')
+
+# %% ../../nbs/envs/11b_grammar.ipynb #acd16195
+@patch
+def without(self:Parser, node):
+    "The set `node`, which must be all reals, without the rational points that follow"
+    self.take()
+    points = self.sum()
+    qs = [exact.rational(scalar(i)) for i in points.items] if isinstance(points, Group) and points.kind == 'set' else [None]
+    if not isinstance(node, Group) or node.items != (MINF, INF) or None in qs: raise NotUnderstood('a difference of sets')
+    ends = [MINF, *(Scalar(number(q)) for q in sorted({*qs})), INF]
+    return Group('union', tuple(Group('tuple', pair, '()') for pair in zip(ends, ends[1:])))
 
 # %% ../../nbs/envs/11b_grammar.ipynb #02a4af91
 RELOPS = {('op', '='): '=', ('op', '<'): '<', ('op', '>'): '>', ('cmd', 'le'): '<=', ('cmd', 'ge'): '>=', ('cmd', 'ne'): 'ne',
@@ -691,6 +705,7 @@ def parse(
     if len(s) > MAX_CHARS: raise NotUnderstood('too long')
     exact.refuel()
     s = unwrap(tidy_text(s))
+    if s.lower() in ('all real numbers', 'all reals'): return Group('tuple', (MINF, INF), '()')
     if not s or _LETTERS.fullmatch(s) and (len(s) > 2 or s.lower() in _ENGLISH): raise NotUnderstood('words')
     p = Parser(tokens(s))
     node = p.answer()

@@ -31,8 +31,7 @@ $13$ ~ 13
 4210_{5} ~ 4210_5
 64 \text{ square feet} ~ 64
 y = -\frac{1}{2}x + \frac{3}{4} ~ 2x+4y-3=0
-x>2 ~ (2,\text{cm} % / \le'.split(),
-          *r'& and . : e i fty)
+x>2 ~ (2,\infty)
 \sqrt{\frac{1}{n}} ~ \frac{1}{\sqrt{n}}
 1<x\le 3 ~ (1,3]
 ''')
@@ -131,10 +130,8 @@ def test_any_text_gives_a_verdict_and_is_judged_alike_twice(a, b):
     assert extract(a) is None or isinstance(extract(a), str)
 
 
-PIECES = [*r'\frac { } 1 23 x ( ) [ ] , + - ^ _ ! \sqrt \pm \cup = < \{ \} | \sin \pi \text{cm} % / \le'.split(),
-          *r'& and . : e i fty \text{cm} % / \le & and . : e i'.split(),
-          *r'\begin{pmatrix} \end{pmatrix} \\ \boxed{ ^\circ \overline \text{cm} % / \le'.split(),
-          *r'& and . : e i '.split(), ' ']
+PIECES = [*r'\frac { } 1 23 x ( ) [ ] , + - ^ _ ! \sqrt \pm \cup = < \{ \} | \sin \pi \infty \text{cm} % / \le'.split(),
+          *r'& and . : e i \begin{pmatrix} \end{pmatrix} \\ \boxed{ ^\circ \overline \in'.split(), ' ']
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=30))
@@ -149,16 +146,19 @@ def test_any_heap_of_tokens_gives_a_verdict(pieces):
 def attacks():
     rnd = random.Random(3)
     return {'python': "__import__('os').environ.__setitem__('GRAIL_PROBE','1')", 
-            'touch': "__import__('pathlib').Path('{}').touch()", 'call': 'exec("raise SystemExit")', 'brackets': '('*999 + '1' + ')'*999, 'braces': '{'*1999,
+            'touch': "__import__('pathlib').Path('{}').touch()", 'call': 'exec("raise SystemExit")',
+            'brackets': '('*999 + '1' + ')'*999, 'braces': '{'*1999,
             'fractions': r'\frac{'*280 + '1', 'boxes': r'\boxed{'*250 + '7' + '}'*249, 'tower': '9^{9^{9^{9}}}',
             'big exponent': '10^{1000000000}', 'power': '(x+1)^{1000000000}', 'factorials': '((((9!)!)!)!)',
-            'factorial': '1000000!', 'megabytes': '1'*3_000_000, 'many boxes': r'\boxed{'*400_000, 'one box': r'\boxed{' + '{'*3_000_000,
-            'many tags': '<answer>'*300_000, 'closing tags': '</answer>'*300_000, 'digits': '7'*1999,
+            'factorial': '1000000!', 'megabytes': '1'*3_000_000, 'many boxes': r'\boxed{'*400_000,
+            'one box': r'\boxed{' + '{'*3_000_000, 'many tags': '<answer>'*300_000, 'closing tags': '</answer>'*300_000,
+            'digits': '7'*1999,
             'roots': '+'.join(rf'\sqrt{{{rnd.randint(10**9, 10**12)}}}' for _ in range(90)), 'root': r'\sqrt{' + '7'*1900 + '}',
             'expand': '(a+b+c+d+f+g+h)^{40}', 'sum': '+'.join(rf'\frac{{1}}{{x+{p}}}' for p in range(120)), 'arabic': '٣',
             'wide': '３', 'nul': '3\x00', 'surrogate': '\ud800', 'commas': ','*1999, 'list': '1,'*999 + '1',
-            'semicolons': '1;'*900, 'pm': r'\pm'*600, 'bars': '|'*1999, 'sets': r'\{'*19 + r'\pm1' + r'\}'*19, 'hashes': '####'*300_000,
-            'numbers': '1,'*900_000, 'dots': '1.'*900_000, 'eos': '<|'*900_000, 'binomial': r'\binom{2500}{1250}^{20}',
+            'semicolons': '1;'*900, 'pm': r'\pm'*600, 'bars': '|'*1999, 'sets': r'\{'*19 + r'\pm1' + r'\}'*19,
+            'hashes': '####'*300_000, 'numbers': '1,'*900_000, 'dots': '1.'*900_000, 'eos': '<|'*900_000,
+            'binomial': r'\binom{2500}{1250}^{20}',
             'matrix': r'\begin{pmatrix}' + '&'.join('1'*900) + r'\end{pmatrix}', 'nested roots': r'\sqrt{1+'*19 + 'x' + '}'*19,
             'powers': '+'.join(f'3^{{{k}}}' for k in range(14000, 14150)), 'repeating': r'0.\overline{' + '1'*1800 + '}'}
 
@@ -230,9 +230,9 @@ def test_real_answers():
     rnd = random.Random(0)
     drawn = [rnd.sample(values, 2) for _ in range(4000)]
     assert all(extract('\\boxed{' + a + '}') == a for a in values)
-    same = {('-2,1', '1,-2'), (r'10,\!080', '10080'), ('120', r'120^\circ'), ('15', r'15\mbox{ cm}^2'), (r'2 \sqrt{5}', r'2\sqrt{5}'),
-            ('30', r'30^\circ'), ('36', r'36^\circ'), (r'\$36', '36'), ('5', 'x=5'), ('90', r'90^\circ'),
-            (r'\frac14', r'\frac{1}{4}')}                   # all that have another text and the same value
+    same = {('-2,1', '1,-2'), (r'10,\!080', '10080'), ('120', r'120^\circ'), ('15', r'15\mbox{ cm}^2'),
+            (r'2 \sqrt{5}', r'2\sqrt{5}'), ('30', r'30^\circ'), ('36', r'36^\circ'), (r'\$36', '36'), ('5', 'x=5'),
+            ('90', r'90^\circ'), (r'\frac14', r'\frac{1}{4}')}                   # all that have another text and the same value
     assert [(a, b) for a, b in drawn if equivalent(a, b) and not {(a, b), (b, a)} & same] == []
     assert all(equivalent(a, b) and equivalent(b, a) for a, b in same)
 
