@@ -266,7 +266,8 @@ def attacks():
     yield 'config replaced', put(lambda c: file_key(sha256(c.files['config.json'])), b'{"model":2}')
     yield 'manifest of another window', lambda s, c: s.put(manifest_key(c.window), s.get(manifest_key(c.window - 30)))
     yield 'manifest cut', lambda s, c: s.put(manifest_key(c.window), s.get(manifest_key(c.window))[:-1])
-    yield 'manifest changed', lambda s, c: s.put(manifest_key(90), s.get(manifest_key(90)).replace(b'"audit_min":2', b'"audit_min":1'))
+    edit = lambda a, b: lambda s, c: s.put(manifest_key(c.window), s.get(manifest_key(c.window)).replace(a, b))
+    yield 'manifest changed', edit(b'"audit_min":2', b'"audit_min":1')
     yield 'manifest of noise', lambda s, c: s.put(manifest_key(c.window), b'\xff'*100)
     yield 'manifest too large', lambda s, c: s.put(manifest_key(c.window), b' '*2_000_000)
 
