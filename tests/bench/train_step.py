@@ -1,6 +1,6 @@
 """One GRPO update, ours against TRL 1.16's: samples a second and peak memory of the same model, batch, lengths and threads.
 
-    python tests/bench/train_step.py [--model tiny|smollm2] [--repeat 5] [--threads 1] [--wall]
+    python tests/bench/train_step.py [--model tiny|smollm2] [--repeat 5] [--threads 1] [--wall] [--shape size=4,micro=4]
 
 Each side runs in a process of its own, in turns; what is reported are medians and their ratio. The batch is what a trainer has after generation: prompts,
 completions, old log-probs, advantages. An update is forward, loss, backward, gradient clip and AdamW step, with as many micro-batches as asked for. TRL runs with
@@ -79,10 +79,10 @@ def resident(key):
     for line in open('/proc/self/status'):
         if line.startswith(key): return int(line.split()[1])/1024
 
-def worker(side, name, repeat, wall):
+def worker(side, name, repeat, wall, change):
     "Measure one side; a line of JSON"
     model, tokenizer = load(name)
-    shape = SHAPES[name]
+    shape = SHAPES[name] | change
     x = batch(shape, model.config.vocab_size)
     update = ours(model, tokenizer, x, shape) if side == 'ours' else trl(model, tokenizer, x, shape, side == 'trl')
     update()                                             # warm-up; also makes Adam's moments
@@ -100,16 +100,18 @@ def main():
     args.add_argument('--threads', type=int, default=1)
     args.add_argument('--wall', action='store_true')
     args.add_argument('--sides', default='ours,trl,trl-plain')
+    args.add_argument('--shape', default='', help='changes of the shape, such as size=4,budget=1024')
     args.add_argument('--worker', help=argparse.SUPPRESS)
     args = args.parse_args()
     torch.set_num_threads(args.threads)
-    if args.worker: return worker(args.worker, args.model, args.repeat, args.wall)
+    change = {k: int(v) for k, v in (kv.split('=') for kv in args.shape.split(',') if kv)}
+    if args.worker: return worker(args.worker, args.model, args.repeat, args.wall, change)
     env = {**os.environ, 'OMP_NUM_THREADS': str(args.threads)}
     out, sides = {}, args.sides.split(',')
     for side in sides:
-        cmd = [sys.executable, __file__, '--model', args.model, '--repeat', str(args.repeat), '--threads', str(args.threads), '--worker', side] + ['--wall']*args.wall
+        cmd = [sys.executable, __file__, '--model', args.model, '--repeat', str(args.repeat), '--threads', str(args.threads), '--shape', args.shape, '--worker', side] + ['--wall']*args.wall
         out[side] = json.loads(subprocess.run(cmd, env=env, stdout=subprocess.PIPE, check=True).stdout.splitlines()[-1])
-    print(f'{args.model}: {SHAPES[args.model]}, {args.threads} thread(s), medians of {args.repeat}')
+    print(f'{args.model}: {SHAPES[args.model] | change}, {args.threads} thread(s), medians of {args.repeat}')
     print(f'{"":12}{"samples/s":>12}{"peak MiB":>12}{"beyond start":>14}')
     med = {s: (statistics.median(o['rate']), o['peak'], o['peak']-o['before']) for s, o in out.items()}
     for s, (r, p, b) in med.items(): print(f'{s:12}{r:12.2f}{p:12.0f}{b:14.0f}')
