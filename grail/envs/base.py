@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MAX_COMPLETION', 'ENTRY_POINTS', 'BUILTIN', 'HOSTILE', 'Task', 'Outcome', 'Environment', 'Completion',
            'cut_completion', 'as_id', 'vocab_size', 'completion_text', 'row_of', 'stable_order', 'register',
-           'environments', 'make_env', 'broken_promises']
+           'environments', 'make_env', 'factory_of', 'broken_promises']
 
 # %% ../../nbs/envs/10_base.ipynb #ca64701a
 from dataclasses import dataclass, field
@@ -137,14 +137,20 @@ def make_env(
     env_id:str,   # name of the environment
     tokenizer,    # of the model that will read the prompts
     data=None,    # path of local data, where the environment needs some
+    max_prompt:int|None=None,  # longest prompt in tokens; environments over questions then leave out longer ones
 )->Environment:
     "The environment called `env_id`; raises `ConfigError` for an unknown name or missing data"
+    env = factory_of(env_id)(tokenizer, data)
+    return env.limit(max_prompt) if max_prompt is not None and hasattr(env, 'limit') else env
+
+def factory_of(env_id:str):
+    "What makes the environment called `env_id` from a tokenizer and a place of data"
     if env_id in BUILTIN:
         module, name = BUILTIN[env_id].split(':')
-        return getattr(import_module(module), name)(tokenizer, data)
-    if env_id in _registered: return _registered[env_id](tokenizer, data)
+        return getattr(import_module(module), name)
+    if env_id in _registered: return _registered[env_id]
     for e in entry_points(group=ENTRY_POINTS):
-        if e.name == env_id: return e.load()(tokenizer, data)
+        if e.name == env_id: return e.load()
     raise ConfigError(f'no environment {env_id!r}, there are: {", ".join(environments())}')
 
 # %% ../../nbs/envs/10_base.ipynb #8cd4a7a0

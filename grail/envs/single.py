@@ -149,6 +149,18 @@ class SingleTurn:
     def task(self, seed:int)->Task: return self.task_of(self.question(seed), seed)
     def validation(self, n:int)->list[Task]: return [self.task_of(q, -1-i) for i, q in enumerate(self.held[:n])]
 
+# %% ../../nbs/envs/12a_single.ipynb #6aeb4d04
+@patch
+def limit(self:SingleTurn,
+    max_prompt:int,  # longest prompt, in tokens
+)->SingleTurn:
+    "Set only questions whose prompt is not longer; raises `ConfigError` if none is left"
+    def fits(q):     # no tokenizer makes more tokens than bytes, so short texts need not be tried
+        return len(f'{self.system}{q.text}'.encode()) + 256 <= max_prompt or len(self.task_of(q, 0).prompt_ids) <= max_prompt
+    self.train, self.held = [q for q in self.train if fits(q)], [q for q in self.held if fits(q)]
+    if not self.train: raise ConfigError(f'{self.id}: no question has a prompt of at most {max_prompt} tokens')
+    return self
+
 # %% ../../nbs/envs/12a_single.ipynb #ccf3a49d
 @patch
 def found(self:SingleTurn, text:str)->str|None:
