@@ -94,17 +94,17 @@ def gaussian_pairs(n, H=64, length=24, eps=.01, seed=0):
 
 
 def test_false_positives_stay_below_the_stated_rate():
-    "4,000 new honest rollouts at a stated rate of one percent: at most 1.5 %"
+    "2,000 new honest rollouts at a stated rate of one percent: at most 1.7 %"
     cal   = calibrate_projection(gaussian_pairs(400), false_positives=.01)
-    fresh = honest_distances(gaussian_pairs(4000, seed=1), torch.from_numpy(cal.mean), torch.from_numpy(cal.scale), cal.step)
-    assert np.mean([bool(judge(d, cal)[2]) for d in fresh]) < .015
+    fresh = honest_distances(gaussian_pairs(2000, seed=1), torch.from_numpy(cal.mean), torch.from_numpy(cal.scale), cal.step)
+    assert np.mean([bool(judge(d, cal)[2]) for d in fresh]) < .017
 
 
 @pytest.mark.parametrize('length', [1, 3, 7, 64, 500])
 def test_the_rate_holds_for_lengths_that_were_not_calibrated(length):
     cal   = calibrate_projection(gaussian_pairs(400), false_positives=.01)
-    fresh = honest_distances(gaussian_pairs(1200 if length < 100 else 200, length=length, seed=2), torch.from_numpy(cal.mean), torch.from_numpy(cal.scale), cal.step)
-    assert np.mean([bool(judge(d, cal)[2]) for d in fresh]) < .025
+    fresh = honest_distances(gaussian_pairs(600 if length < 100 else 150, length=length, seed=2), torch.from_numpy(cal.mean), torch.from_numpy(cal.scale), cal.step)
+    assert np.mean([bool(judge(d, cal)[2]) for d in fresh]) < .03
 
 
 def test_a_few_forged_positions_of_a_long_rollout_are_seen():
