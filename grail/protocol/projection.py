@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'SIGNS', 'DRIFT', 'squash', 'coefficients', 'project', 'codes', 'distances', 'Calibration',
-           'honest_quantile', 'mean_limit', 'far_limit', 'judge', 'fit_step', 'honest_distances',
+           'honest_quantile', 'mean_limit', 'far_limit', 'judge', 'fit_step', 'honest_distances', 'fit_spread',
            'calibrate_projection', 'stale']
 
 # %% ../../nbs/protocol/04a_projection.ipynb #751fbc39
@@ -192,6 +192,14 @@ def honest_distances(
     return out
 
 # %% ../../nbs/protocol/04a_projection.ipynb #c0744eb5
+def fit_spread(
+    means:np.ndarray,   # [N] mean distances of honest rollouts, not all 0
+)->float:               # in steps
+    "Standard deviation of the log-normal distribution that fits both the variance of `means` and their maximum"
+    s = math.log(means.max()/means.mean()) / NormalDist().inv_cdf(1 - 1/(len(means)+1))
+    return max(float(means.std()), float(means.mean())*math.sqrt(math.expm1(s*s)))
+
+# %% ../../nbs/protocol/04a_projection.ipynb #577ad7d6
 def calibrate_projection(
     pairs:list,                    # of (state [n, H], the same with honest noise), one pair a rollout
     false_positives:float=1e-6,    # share of honest rollouts that may be rejected
@@ -203,12 +211,12 @@ def calibrate_projection(
     step  = fit_step(pairs, mean, scale)
     d     = honest_distances(pairs, mean, scale, step)
     means, n = np.array([x.mean() for x in d]), np.array([len(x) for x in d])
-    within = np.average([x.var() for x in d], weights=n) * n.sum()/max((n-1).sum(), 1)
-    far    = np.quantile(np.concatenate(d), .999)
-    rates  = np.sort([(x > far).mean() for x in d])[-max(len(d)//10, 1):]  # the noisiest tenth
-    number = lambda x: float(f'{x:.6g}')
-    return Calibration(mean.cpu().numpy(), scale.cpu().numpy(), step, number(means.mean()), number(math.sqrt(max(means.var() - within*(1/n).mean(), 0))),
-                       number(math.sqrt(within)), number(far), number(rates.mean()), number(false_positives), len(pairs))
+    within  = np.average([x.var() for x in d], weights=n) * n.sum()/max((n-1).sum(), 1)
+    between = max(fit_spread(means)**2 - within*(1/n).mean(), 0) if means.any() else 0.
+    far     = np.quantile(np.concatenate(d), .999)
+    rates   = np.sort([(x > far).mean() for x in d])[-max(len(d)//10, 1):]  # the noisiest tenth
+    number  = lambda x: float(f'{x:.6g}')
+    return Calibration(mean.cpu().numpy(), scale.cpu().numpy(), step, *map(number, (means.mean(), math.sqrt(between), math.sqrt(within), far, rates.mean(), false_positives)), len(pairs))
 
 # %% ../../nbs/protocol/04a_projection.ipynb #ac9b168e
 DRIFT = 0.1  # relative change of the mean honest distance that asks for a new calibration
