@@ -9,7 +9,7 @@ cfg.read(here/'settings.ini', encoding='utf-8')
 cfg  = cfg['DEFAULT']
 
 extras = {k.removesuffix('_requirements'): v.split() for k, v in cfg.items() if k.endswith('_requirements')}
-extras['all'] = sorted({r for k in ('chain', 'smollm') for r in extras[k]})
+extras['all'] = sorted({r for k in ('chain', 'smollm', 's3', 'drand', 'answers', 'wandb') for r in extras[k]})
 
 setup(
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],

@@ -28,7 +28,10 @@ def pytest_configure(config):
     config.option.importmode = 'importlib'          # rooms may have tests of the same name
     for name, why in FLAGS.items(): config.addinivalue_line('markers', f'{name}: {why}; off without --flags {name}')
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    for i in items:                                 # one process for each file of tests, so that what a module sets up is set up once;
+        if i.path.name != 'test_notebooks.py': i.add_marker(pytest.mark.xdist_group(i.path.name))   # notebooks go wherever there is room
     off = set(FLAGS) - set(config.getoption('--flags').split())
     out = [i for i in items if any(i.get_closest_marker(f) for f in off)]
     if out:

@@ -11,7 +11,7 @@ __all__ = ['MAX_MANIFEST', 'MAX_FILES', 'MAX_CHECKPOINT', 'MAX_STEPS', 'LABEL', 
 
 # %% ../../nbs/network/29_exchange.ipynb #c20c36ec
 import os, uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.basics import ConfigError, FormatError, LimitError, NotFound
@@ -141,7 +141,7 @@ class Checkpoint:
     window:int      # in which it was published
     digest:str      # SHA-256 of the canonical manifest
     manifest:dict   # what the trainer signed
-    files:dict      # name -> bytes
+    files:dict = field(repr=False)  # name -> bytes
 
     def _repr_markdown_(self):
         files = ', '.join(f'{n} ({len(b):,} B)' for n, b in self.files.items())

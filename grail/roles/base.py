@@ -88,7 +88,7 @@ class ModelCache:
         self.models.move_to_end(key)
         while len(self.models) > self.size: self.models.popitem(last=False)
         model, tokenizer = self.models[key]
-        return Loaded(checkpoint, model.eval(), tokenizer, params, make_env(params.env, tokenizer, self.network.data), read_calibration(checkpoint.files))
+        return Loaded(checkpoint, model.eval(), tokenizer, params, make_env(params.env, tokenizer, self.network.data, params.max_prompt_tokens), read_calibration(checkpoint.files))
 
 # %% ../../nbs/roles/35_base.ipynb #ec61510b
 class Role:

@@ -140,7 +140,7 @@ class Simulation:
         node = dict(network=self.network, models=self.models, timeline=self.timeline)
         model, tokenizer = starting_point(s)
         self.params = rules(s)
-        self.trainer    = Trainer(keys['trainer'], model=model, tokenizer=tokenizer, params=self.params, config=training(s), **node)
+        self.trainer    = Trainer(keys['trainer'], name='trainer', model=model, tokenizer=tokenizer, params=self.params, config=training(s), **node)
         self.validators = [Validator(keys[f'validator {i}'], name=f'validator-{i}', **node) for i in range(s.validators)]
         self.miners     = self.make_miners(node)
         self.next       = FIRST         # the window that comes next

@@ -6,10 +6,11 @@
 __all__ = ['log', 'CALIBRATION_FALSE_POSITIVES', 'Trainer', 'train_groups', 'success_rates']
 
 # %% ../../nbs/roles/38_trainer.ipynb #3075fb89
-import copy, logging
+import logging
 from collections import Counter
 
 import numpy as np
+import torch
 
 from fastcore.basics import patch
 
@@ -20,7 +21,7 @@ from ..core.window import Window
 from ..envs.base import make_env
 from ..incentive.trust import trusted
 from ..model.engine import TransformersEngine
-from ..model.files import model_to_files, weights_digest
+from ..model.files import model_from_files, model_to_files, weights_digest
 from ..network.exchange import fetch_submission, publish_checkpoint
 from ..model.forward import prefill
 from ..protocol.projection import Calibration, calibrate_projection, stale
@@ -49,7 +50,7 @@ class Trainer(Role):
         super().__init__(keypair, network, **kwargs)
         self.model,self.tokenizer,self.params = model,tokenizer,params
         self.learner  = Learner(model, config)
-        self.env      = make_env(params.env, tokenizer, network.data)
+        self.env      = make_env(params.env, tokenizer, network.data, params.max_prompt_tokens)
         self.parent,self.steps,self.calibration,self.calibrated = '',0,None,None   # `calibrated`: the step at which it was checked last
 
 # %% ../../nbs/roles/38_trainer.ipynb #d71e5fb3
@@ -85,7 +86,7 @@ def train_groups(
     "Rollouts as the learner takes them, keyed by (hotkey, group)"
     groups = {}
     for r in sorted(rollouts, key=lambda r: (r.group, r.index)): groups.setdefault(r.group, []).append(r)
-    return [TrainGroup((hotkey, g), [r.tokens for r in rs], [r.prompt_length for r in rs], [r.logprobs for r in rs],
+    return [TrainGroup((hotkey, g), [r.tokens for r in rs], [r.prompt_length for r in rs], [np.array(r.logprobs) for r in rs],
                        np.array([r.reward for r in rs], np.float64)) for g, rs in groups.items()]
 
 def success_rates(
@@ -135,7 +136,7 @@ def noise_pairs(self:Trainer,
     groups:int=16,  # how many tasks, each with a group of rollouts
 )->list:            # (states [n, H], the same in bfloat16), one pair a rollout
     "What honest noise is for the present weights"
-    p, rough = self.params, copy.deepcopy(self.model).bfloat16().eval()
+    p, rough = self.params, model_from_files(model_to_files(self.model, self.tokenizer), self.network.device, torch.bfloat16)[0].eval()
     tasks = [self.env.task(int.from_bytes(prf('calibration task', as_part(i), size=8), 'big')) for i in range(groups)]
     keys  = [prf('calibration noise', as_part(g), as_part(i), size=16) for g in range(groups) for i in range(p.rollouts_per_group)]
     prompts = [list(t.prompt_ids) for t in tasks for _ in range(p.rollouts_per_group)]

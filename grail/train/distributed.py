@@ -44,8 +44,9 @@ def deal_rows(
     whose = np.minimum((ends - 1)*world//max(int(ends[-1]), 1), world-1) if len(ends) else np.zeros(0, int)
     plans = []
     for r in range(world):
-        rows = np.flatnonzero(whose == r)
-        plans.append([(rows[part].tolist(), float(world)) for part in plan([sequences[i] for i in rows], [prompt_lengths[i] for i in rows], budget, share)])
+        rows  = np.flatnonzero(whose == r)
+        parts = plan([sequences[i] for i in rows], [prompt_lengths[i] for i in rows], budget, share)
+        plans.append([(rows[part].tolist(), float(world)) for part in parts])
     most = max(map(len, plans), default=0)
     return [p + [((p or plans[-1])[0][0], 0.)]*(most - len(p)) for p in plans]
 
@@ -73,7 +74,8 @@ class ShardedLearner(Learner):
 
 # %% ../../nbs/train/33b_distributed.ipynb #4b188bc3
 @patch
-def _share(self:ShardedLearner, rows): return deal_rows(rows.sequences, rows.prompt_lengths, self.config.token_budget, self.scorer.share, self.world)[self.rank]
+def _share(self:ShardedLearner, rows):
+    return deal_rows(rows.sequences, rows.prompt_lengths, self.config.token_budget, self.scorer.share, self.world)[self.rank]
 
 @patch
 def _gather(self:ShardedLearner, mine):
@@ -102,8 +104,11 @@ def state(self:ShardedLearner)->tuple[dict, dict]:
 @patch
 def load_state(self:ShardedLearner, tensors:dict, meta:dict):
     "Take up a whole state; each process keeps its slices"
-    like = lambda k: self.names.get(k.split('.', 1)[1] if k.startswith('model.') else k.removeprefix('adam.').rsplit('.', 1)[0])
-    spread = lambda k, v: distribute_tensor(v.to(self.mesh.device_type), self.mesh, like(k).placements) if like(k) is not None and v.ndim else v
+    def spread(k, v):
+        kind, name = k.split('.', 1)
+        like = self.names.get(name if kind == 'model' else name.rsplit('.', 1)[0])
+        if like is None or not v.ndim: return v
+        return distribute_tensor(v.to(self.mesh.device_type), self.mesh, like.placements)
     Learner.load_state(self, {k: spread(k, v) for k, v in tensors.items()}, meta)
 
 # %% ../../nbs/train/33b_distributed.ipynb #ee3e664a
@@ -115,10 +120,10 @@ def save(self:ShardedLearner,
     folder, new = Path(folder), Path(folder).with_name(Path(folder).name+'.new')
     tensors, meta = Learner.state(self)
     sliced = {k for k, v in tensors.items() if isinstance(v, DTensor)}
-    mine = {k: v.to_local().contiguous().cpu() if k in sliced else v.cpu() for k, v in tensors.items() if k in sliced or self.rank == 0}
+    mine = {k: v.to_local() if k in sliced else v for k, v in tensors.items() if k in sliced or self.rank == 0}
     if self.rank == 0: _clear(new); new.mkdir(parents=True)
     dist.barrier(self.mesh.get_group())
-    save_file(mine, new/f'state-{self.rank}.safetensors')
+    save_file({k: v.contiguous().cpu() for k, v in mine.items()}, new/f'state-{self.rank}.safetensors')
     dist.barrier(self.mesh.get_group())
     if self.rank == 0:
         (new/'state.json').write_text(json.dumps(meta | dict(processes=self.world, sliced=sorted(sliced))))
@@ -142,7 +147,7 @@ def read_shards(
     folder = Path(folder)
     meta   = json.loads((folder/'state.json').read_text())
     paths  = [folder/f'state-{r}.safetensors' for r in range(meta['processes'])]
-    if not all(p.exists() for p in paths): raise FormatError(f'{folder} lacks a part of the state of {meta["processes"]} processes')
+    if not all(p.exists() for p in paths): raise FormatError(f'{folder} lacks one of the {len(paths)} parts of a state')
     parts  = [load_file(p) for p in paths]
     return {k: torch.cat([p[k] for p in parts]) if k in set(meta['sliced']) else v for k, v in parts[0].items()}, meta
 

@@ -91,7 +91,7 @@ def detection(
     return 1 - sum(hits(j)*(1 - power)**j for j in range(min(bad, sample) + 1))
 
 def expected_windows(rate:float, found:float)->float:
-    "Windows that a cheater lasts on average, audited with probability `rate` in each and caught with probability `found` in an audit"
+    "Windows that a cheater lasts on average, audited with probability `rate` and then caught with probability `found`"
     return math.inf if rate*found == 0 else 1/(rate*found)
 
 # %% ../../nbs/verify/22_audit.ipynb #68848871

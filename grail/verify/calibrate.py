@@ -37,14 +37,15 @@ def honest_rollouts(
     tasks = [env.task(task_seed(open, hotkey, g)) for g in range(groups)]
     at    = [(g, i) for g in range(groups) for i in range(n)]
     keys  = [noise_key(open, hotkey, g, i) for g, i in at]
-    done  = engine.generate([list(tasks[g].prompt_ids) for g, _ in at], keys, max_new_tokens=params.max_new_tokens, temperature=params.temperature,
-                            top_k=params.top_k, top_p=params.top_p, eos_id=min(eos_ids(model), default=None))
+    done  = engine.generate([list(tasks[g].prompt_ids) for g, _ in at], keys, max_new_tokens=params.max_new_tokens,
+                            temperature=params.temperature, top_k=params.top_k, top_p=params.top_p,
+                            eos_id=min(eos_ids(model), default=None))
     rows  = [_row(env, tasks[g], g, i, c) for (g, i), c in zip(at, done)]
     return [r for g in range(groups) for r in prove(model, rows[g*n:(g+1)*n], hotkey, open, params, calibration)]
 
 def _row(env, task, g, i, completion):
     found, n = env.evaluate(task, completion), len(completion)
-    return Rollout(g, i, np.array([*task.prompt_ids, *completion], np.int32), len(task.prompt_ids), np.zeros(n, np.float32), np.zeros(n, np.uint32),
+    return Rollout(g, i, np.array([*task.prompt_ids, *completion]), len(task.prompt_ids), np.zeros(n), np.zeros(n),
                    float(found.reward), bool(found.success))
 
 # %% ../../nbs/verify/23_calibrate.ipynb #dfdb3b0d
@@ -112,13 +113,16 @@ def fit_sampling(drifts:list, params:ProtocolParams, safety:float, misses:int=0)
     margins = [m[np.isfinite(m)] for _, _, m in drifts]
     if sum(map(len, margins)) == 0: return {}                                # sampling is free: nothing to fit
     edge = max((~np.isfinite(m)).mean() for _, _, m in drifts)               # tokens at a top-p boundary
-    return dict(sampling_margin=max(.01, round_digit(safety*max(m.max() for m in margins))), sampling_misses=round_digit(safety*edge) if edge else misses/params.max_new_tokens)
+    largest = max(m.max() for m in margins)
+    return dict(sampling_margin=max(.01, round_digit(safety*largest)),
+                sampling_misses=round_digit(safety*edge) if edge else misses/params.max_new_tokens)
 
 # %% ../../nbs/verify/23_calibrate.ipynb #e9b6a680
 def fit_lengths(samples:list, params:ProtocolParams)->dict:
     "Challenged positions and the lengths that the distribution check needs"
     half = math.ceil(min(np.median(s.lengths) for s in samples)/2)
-    return dict(challenge_positions=min(16, params.max_new_tokens), dist_min_tokens=min(30, half), dist_initial_tokens=min(50, half))
+    return dict(challenge_positions=min(16, params.max_new_tokens),
+                dist_min_tokens=min(30, half), dist_initial_tokens=min(50, half))
 
 def fit_distribution(samples:list, params:ProtocolParams, soft_rate:float)->dict:
     "Thresholds that at most `soft_rate` of any model's honest rollouts are below, halved"

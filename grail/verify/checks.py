@@ -73,8 +73,10 @@ def check_header(
     open:dict,             # the window's open randomness
 )->CheckResult:
     "Is the header about this miner, window, checkpoint and protocol?"
-    want = dict(hotkey=hotkey, window=window, checkpoint=checkpoint, params=params_digest(params), env=params.env, proof=params.proof, open=open)
-    bad  = [f'{k} is {str(getattr(header, k))[:70]!r}, expected {str(v)[:70]!r}' for k, v in want.items() if getattr(header, k) != v]
+    want = dict(hotkey=hotkey, window=window, checkpoint=checkpoint, params=params_digest(params), env=params.env,
+                proof=params.proof, open=open)
+    have = {k: getattr(header, k) for k in want}
+    bad  = [f'{k} is {str(have[k])[:70]!r}, expected {str(v)[:70]!r}' for k, v in want.items() if have[k] != v]
     return result('structural', len(bad), 0, '; '.join(bad[:2]))
 
 # %% ../../nbs/verify/19_checks.ipynb #baa88f3b
@@ -86,7 +88,7 @@ def row_fault(
     "What is wrong with the form of one rollout"
     n = len(r.tokens) - r.prompt_length
     if not 1 <= r.prompt_length <= params.max_prompt_tokens: return f'a prompt of {r.prompt_length} tokens'
-    if not 1 <= n <= params.max_new_tokens:                  return f'a completion of {n} tokens, 1 to {params.max_new_tokens} are allowed'
+    if not 1 <= n <= params.max_new_tokens: return f'a completion of {n} tokens, 1 to {params.max_new_tokens} are allowed'
     if r.tokens.min() < 0 or r.tokens.max() >= vocab:        return f'a token id outside of 0 to {vocab - 1}'
     if not np.isfinite(r.logprobs).all() or r.logprobs.max() > 1e-3: return 'a log-prob that is not finite, or positive'
     if not np.isfinite(r.reward):                            return 'a reward that is not finite'
@@ -129,7 +131,8 @@ def check_environment(
         return result('environment', 1, 1e-9, 'the prompt is not the assigned one', r)
     own  = env.evaluate(task, [int(t) for t in r.tokens[r.prompt_length:]])
     diff = max(abs(own.reward - float(r.reward)), float(own.success != bool(r.success)))
-    return result('environment', diff, 1e-9, f'reward {r.reward:g} and success {bool(r.success)} are claimed, it is {own.reward:g} and {own.success}', r)
+    why  = f'reward {r.reward:g} and success {bool(r.success)} are claimed, it is {own.reward:g} and {own.success}'
+    return result('environment', diff, 1e-9, why, r)
 
 # %% ../../nbs/verify/19_checks.ipynb #49cbca8d
 def check_logprob(
@@ -142,7 +145,8 @@ def check_logprob(
     "Are the claimed log-probs right at the challenged positions?"
     own   = np.asarray(own, np.float64)
     where = challenge_positions(audit, submission, r.group, r.index, len(own), params.challenge_positions)
-    error = np.abs(r.logprobs[where].astype(np.float64) - own[where])/np.maximum(params.logprob_abs, params.logprob_rel*np.abs(own[where]))
+    allow = np.maximum(params.logprob_abs, params.logprob_rel*np.abs(own[where]))
+    error = np.abs(r.logprobs[where].astype(np.float64) - own[where])/allow
     left  = np.sort(error)[::-1][params.logprob_misses:]
     worst = left[0] if len(left) else 0.0
     return result('logprob', worst, 1.0, f'{int((~(error <= 1)).sum())} of {len(where)} claimed log-probs are wrong', r)
@@ -156,10 +160,12 @@ def check_termination(
     params:ProtocolParams,
 )->CheckResult:
     "Did the completion end where the model, or the limit, ended it?"
-    c, floor = [int(t) for t in r.tokens[r.prompt_length:]], params.eos_min_prob
-    if any(t in eos for t in c[:-1]): return result('termination', 0, max(floor, 1e-12), 'there are tokens after the end of text', r)
-    if c[-1] in eos: return result('termination', 1 if picked else prob, floor, f'it ends where an end of text had probability {prob:.2g}', r)
-    return result('termination', float(len(c) == params.max_new_tokens), max(floor, 1e-12), f'it stops after {len(c)} tokens without an end of text', r)
+    c, floor = [int(t) for t in r.completion], params.eos_min_prob
+    if c[-1] in eos and not eos & set(c[:-1]):
+        return result('termination', 1 if picked else prob, floor, f'it ends where an end of text had probability {prob:.2g}', r)
+    after, full = bool(eos & set(c)), len(c) == params.max_new_tokens
+    why = 'there are tokens after the end of text' if after else f'it stops after {len(c)} tokens without an end of text'
+    return result('termination', float(full and not after), max(floor, 1e-12), why, r)
 
 # %% ../../nbs/verify/19_checks.ipynb #0a4507a0
 def check_sampling(
@@ -170,7 +176,8 @@ def check_sampling(
     "Are the tokens those that the model and the protocol's noise choose?"
     m    = np.asarray(margins, np.float64)
     miss = int((~(m <= params.sampling_margin)).sum())
-    return result('sampling', miss, math.ceil(round(params.sampling_misses*len(m), 9)), f'{miss} of {len(m)} tokens are not the seeded pick', r)
+    most = math.ceil(round(params.sampling_misses*len(m), 9))
+    return result('sampling', miss, most, f'{miss} of {len(m)} tokens are not the seeded pick', r)
 
 # %% ../../nbs/verify/19_checks.ipynb #3ddadf16
 def quantiles(
@@ -192,11 +199,13 @@ def check_distribution(
     if len(probs) < params.dist_min_tokens: return result('distribution', 1, 1, '', r)
     ratio = {k: v/max(t, 1e-12) for k, (v, t) in quantiles(probs, params).items()}
     worst = min(ratio, key=ratio.get)
-    return result('distribution', min(ratio[worst], 1e6), 1, f'{worst} of chosen-token probability is {ratio[worst]:.2g} of what it must be', r)
+    why   = f'{worst} of chosen-token probability is {ratio[worst]:.2g} of what it must be'
+    return result('distribution', min(ratio[worst], 1e6), 1, why, r)
 
 # %% ../../nbs/verify/19_checks.ipynb #47452bee
 def check_statistics(
     counts,   # [BINS] places of all audited tokens
 )->CheckResult:
     "Do the tokens of this audit, together, look like samples?"
-    return result('statistics', log_evidence(counts), SINGLE, f'{int(sum(counts))} tokens do not look as if they had been sampled from the model')
+    why = f'{int(sum(counts))} tokens do not look as if they had been sampled from the model'
+    return result('statistics', log_evidence(counts), SINGLE, why)
