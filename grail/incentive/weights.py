@@ -19,7 +19,7 @@ def weights(
     counts = {h: float(c) if math.isfinite(c) and c > 0 else 0.0 for h, c in counts.items()}
     top    = max(counts.values(), default=0.0)
     if top == 0: return {h: 0.0 for h in counts}
-    power = {h: (c/top)**alpha for h, c in counts.items()}     # dividing by the largest instead of the sum cancels, and can't underflow to 0/0
+    power = {h: (c/top)**alpha for h, c in counts.items()}     # by the largest, not the sum: it cancels, and can't end in 0/0
     total = math.fsum(power.values())
     return {h: p/total for h, p in power.items()}
 

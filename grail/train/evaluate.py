@@ -59,7 +59,8 @@ def evaluation_keys(
     seed:int,       # of the evaluation
 )->list[bytes]:     # 16 bytes each, task by task
     "Noise keys of an evaluation"
-    return [prf('grail evaluation', as_part(seed), as_part(t.env), as_part(str(t.seed)), as_part(i), size=16) for t in tasks for i in range(samples)]
+    return [prf('grail evaluation', as_part(seed), as_part(t.env), as_part(str(t.seed)), as_part(i), size=16)
+            for t in tasks for i in range(samples)]
 
 def evaluate(
     engine,                 # anything with `generate`
@@ -76,13 +77,14 @@ def evaluate(
 )->dict:                    # JSON-safe, see `summarise`
     "Sample completions of held-out tasks and score them"
     if temperature == 0: samples = 1
-    eos_id  = eos_id if eos_id is not None else getattr(env, 'eos_id', None) if getattr(env, 'eos_id', None) is not None else env.tokenizer.eos_token_id
-    prompts = [list(t.prompt_ids) for t in tasks for _ in range(samples)]
-    outs    = engine.generate(prompts, evaluation_keys(tasks, samples, seed), max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, eos_id=eos_id)
-    results = [env.evaluate(t, out) for t, out in zip((t for t in tasks for _ in range(samples)), outs)]
-    shape   = (len(tasks), samples)
-    return summarise(np.reshape([r.success for r in results], shape), np.reshape([r.reward for r in results], shape), k, np.reshape([len(o) for o in outs], shape),
-                     np.reshape([bool(o) and o[-1] == eos_id for o in outs], shape)) | dict(temperature=float(temperature))
+    if eos_id is None: eos_id = env.tokenizer.eos_token_id
+    rows    = [t for t in tasks for _ in range(samples)]
+    outs    = engine.generate([list(t.prompt_ids) for t in rows], evaluation_keys(tasks, samples, seed), max_new_tokens,
+                              temperature=temperature, top_k=top_k, top_p=top_p, eos_id=eos_id)
+    results = [env.evaluate(t, out) for t, out in zip(rows, outs)]
+    table   = lambda xs: np.reshape(list(xs), (len(tasks), samples))
+    return summarise(table(r.success for r in results), table(r.reward for r in results), k, table(len(o) for o in outs),
+                     table(bool(o) and o[-1] == eos_id for o in outs)) | dict(temperature=float(temperature))
 
 # %% ../../nbs/train/34_evaluate.ipynb #06593537
 def summarise(
@@ -100,7 +102,8 @@ def summarise(
     for name, x in [(f'pass@{j}', pass_at_k(success.sum(1), n, j)) for j in k if j <= n] + [(f'mean@{n}', reward.mean(1))]:
         lo, hi = bootstrap(x)
         out |= {name: float(x.mean()), f'{name}_se': standard_error(x), f'{name}_low': lo, f'{name}_high': hi}
-    if lengths is not None: out |= dict(length_mean=float(np.mean(lengths)), length_max=int(np.max(lengths)), ended=float(np.mean(ended)))
+    if lengths is not None: out |= dict(length_mean=float(np.mean(lengths)), length_max=int(np.max(lengths)))
+    if ended is not None:   out |= dict(ended=float(np.mean(ended)))
     return out
 
 # %% ../../nbs/train/34_evaluate.ipynb #48f7ff38

@@ -74,7 +74,7 @@ PRESETS = {
     'qwen2.5-1.5b': TrainConfig(lr=3e-6, warmup_steps=50, schedule='cosine', total_steps=400, min_lr=1e-7,
                                 betas=(.9, .999), weight_decay=.1, grad_clip=1., groups_per_window=128, updates_per_window=4,
                                 max_tokens=2048, loss=replace(BLOG, max_length=1024), dtype='bfloat16', checkpointing=True),
-    'tiny':         TrainConfig(lr=6e-4, warmup_steps=8, schedule='cosine', total_steps=400, min_lr=6e-6,
+    'tiny':         TrainConfig(lr=6e-4, warmup_steps=8, schedule='cosine', total_steps=240, min_lr=6e-5,
                                 betas=(.9, .95), grad_clip=.5, groups_per_window=48, updates_per_window=4,
                                 max_tokens=64, loss=replace(BLOG, max_length=8)),
 }

@@ -2,10 +2,12 @@
 
     python tests/bench/train_step.py [--model tiny|smollm2] [--repeat 5] [--threads 1] [--wall] [--shape size=4,micro=4]
 
-Each side runs in a process of its own, in turns; what is reported are medians and their ratio. The batch is what a trainer has after generation: prompts,
-completions, old log-probs, advantages. An update is forward, loss, backward, gradient clip and AdamW step, with as many micro-batches as asked for. TRL runs with
-its defaults (gradient checkpointing on) and once more without checkpointing. Time is processor time unless --wall is given, so that a busy machine does not
-decide; memory is the peak of the resident set during the updates, in all and beyond what was resident before them (weights, and Adam's moments from a first update)."""
+Each side runs in a process of its own, in turns; what is reported are medians and their ratio. The batch is what a trainer
+has after generation: prompts, completions, old log-probs, advantages. An update is forward, loss, backward, gradient clip and
+AdamW step, with as many micro-batches as asked for. TRL runs with its defaults (gradient checkpointing on) and once more
+without checkpointing. Time is processor time unless --wall is given, so that a busy machine does not decide; memory is the
+peak of the resident set during the updates, in all and beyond what was resident before them (weights, and Adam's moments from
+a first update)."""
 import argparse
 import json
 import os
@@ -36,16 +38,17 @@ def batch(shape, vocab):
     "Random prompts and completions of exactly the given lengths"
     g, n = torch.Generator().manual_seed(0), shape['groups']*shape['size']
     prompts = torch.randint(3, vocab, (shape['groups'], shape['prompt']), generator=g).repeat_interleave(shape['size'], 0)
-    return dict(prompts=prompts, completions=torch.randint(3, vocab, (n, shape['completion']), generator=g), old=-1 - torch.rand(n, shape['completion'], generator=g),
-                A=torch.randn(n, generator=g))
+    return dict(prompts=prompts, completions=torch.randint(3, vocab, (n, shape['completion']), generator=g),
+                old=-1 - torch.rand(n, shape['completion'], generator=g), A=torch.randn(n, generator=g))
 
 def ours(model, tokenizer, x, shape):
     "A function that makes one update"
     from grail.train.learner import Learner, Rows, train_config
     from grail.train.losses import LossConfig
-    learner = Learner(model, train_config('tiny', lr=1e-6, token_budget=shape['budget'], loss=LossConfig(ratio='token', aggregation='dapo')))
-    rows = Rows([torch.cat(s).numpy() for s in zip(x['prompts'], x['completions'])], [shape['prompt']]*len(x['A']), list(x['old'].numpy()), x['A'].double().numpy(),
-                np.arange(len(x['A']))//shape['size'])
+    loss = LossConfig(ratio='token', aggregation='dapo')
+    learner = Learner(model, train_config('tiny', lr=1e-6, token_budget=shape['budget'], loss=loss))
+    rows = Rows([torch.cat(s).numpy() for s in zip(x['prompts'], x['completions'])], [shape['prompt']]*len(x['A']),
+                list(x['old'].numpy()), x['A'].double().numpy(), np.arange(len(x['A']))//shape['size'])
     model.train()
     return lambda: learner.update(rows)
 
@@ -58,16 +61,22 @@ def trl(model, tokenizer, x, shape, checkpointing):
     tokenizer.padding_side = 'left'
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     n, micro = len(x['A']), shape['micro']
-    args = GRPOConfig(output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, report_to='none', num_generations=shape['size'], max_completion_length=shape['completion'],
-                      per_device_train_batch_size=micro, gradient_accumulation_steps=n//micro, generation_batch_size=n, learning_rate=1e-6, epsilon_high=.28, gradient_checkpointing=checkpointing, max_grad_norm=.5)
-    t = GRPOTrainer(model, reward_funcs=lambda completions, **kw: [0.]*len(completions), args=args, train_dataset=Dataset.from_dict({'prompt': ['1']*8}), processing_class=tokenizer)
+    args = GRPOConfig(output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, report_to='none', num_generations=shape['size'],
+                      max_completion_length=shape['completion'], per_device_train_batch_size=micro, generation_batch_size=n,
+                      gradient_accumulation_steps=n//micro, learning_rate=1e-6, epsilon_high=.28, max_grad_norm=.5,
+                      gradient_checkpointing=checkpointing)
+    t = GRPOTrainer(model, reward_funcs=lambda completions, **kw: [0.]*len(completions), args=args, processing_class=tokenizer,
+                    train_dataset=Dataset.from_dict({'prompt': ['1']*8}))
     t.create_optimizer()
     t.current_gradient_accumulation_steps = n//micro
     if checkpointing: t.model.gradient_checkpointing_enable({'use_reentrant': False})
     t.model.train()
-    ones = lambda v: torch.ones_like(v)
-    parts = [dict(prompt_ids=x['prompts'][s], prompt_mask=ones(x['prompts'][s]), completion_ids=x['completions'][s], completion_mask=ones(x['completions'][s]), advantages=x['A'][s],
-                  old_per_token_logps=x['old'][s], num_items_in_batch=torch.tensor(x['completions'].numel())) for s in (slice(i, i+micro) for i in range(0, n, micro))]
+    def part(s):
+        p, c = x['prompts'][s], x['completions'][s]
+        return dict(prompt_ids=p, prompt_mask=torch.ones_like(p), completion_ids=c, completion_mask=torch.ones_like(c),
+                    advantages=x['A'][s], old_per_token_logps=x['old'][s],
+                    num_items_in_batch=torch.tensor(x['completions'].numel()))
+    parts = [part(slice(i, i+micro)) for i in range(0, n, micro)]
     def update():
         for p in parts: t._compute_loss(t.model, p).backward()
         torch.nn.utils.clip_grad_norm_(t.model.parameters(), .5)
@@ -109,13 +118,16 @@ def main():
     env = {**os.environ, 'OMP_NUM_THREADS': str(args.threads)}
     out, sides = {}, args.sides.split(',')
     for side in sides:
-        cmd = [sys.executable, __file__, '--model', args.model, '--repeat', str(args.repeat), '--threads', str(args.threads), '--shape', args.shape, '--worker', side] + ['--wall']*args.wall
+        cmd = [sys.executable, __file__, '--model', args.model, '--repeat', str(args.repeat), '--threads', str(args.threads),
+               '--shape', args.shape, '--worker', side] + ['--wall']*args.wall
         out[side] = json.loads(subprocess.run(cmd, env=env, stdout=subprocess.PIPE, check=True).stdout.splitlines()[-1])
     print(f'{args.model}: {SHAPES[args.model] | change}, {args.threads} thread(s), medians of {args.repeat}')
     print(f'{"":12}{"samples/s":>12}{"peak MiB":>12}{"beyond start":>14}')
     med = {s: (statistics.median(o['rate']), o['peak'], o['peak']-o['before']) for s, o in out.items()}
     for s, (r, p, b) in med.items(): print(f'{s:12}{r:12.2f}{p:12.0f}{b:14.0f}')
-    for s in sides[1:]: print(f'ours / {s:9} speed {med["ours"][0]/med[s][0]:.2f}x, peak {med["ours"][1]/med[s][1]:.2f}x, beyond start {med["ours"][2]/max(med[s][2], 1):.2f}x')
+    for s in sides[1:]:
+        speed, peak, beyond = (a/max(b, 1e-9) for a, b in zip(med[sides[0]], med[s]))
+        print(f'{sides[0]} / {s:9} speed {speed:.2f}x, peak {peak:.2f}x, beyond start {beyond:.2f}x')
 
 
 if __name__ == '__main__': main()

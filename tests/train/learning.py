@@ -10,13 +10,15 @@ from grail.train.losses import BLOG
 from grail.train.scoring import Scorer, micro_batch
 from grail.train.selection import TrainGroup
 
-TINY = replace(PRESETS['tiny'], groups_per_window=8, warmup_steps=2, total_steps=40, loss=replace(BLOG, max_length=8, entropy_coef=.01))
+TINY = replace(PRESETS['tiny'], groups_per_window=8, warmup_steps=2, total_steps=40, loss=replace(BLOG, max_length=8,
+                                                                                                  entropy_coef=.01))
 
 
 def small_model(seed=0):
     torch.manual_seed(seed)
-    return Qwen2ForCausalLM(Qwen2Config(vocab_size=20, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                                        max_position_embeddings=64, tie_word_embeddings=True))
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=20, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+                                        tie_word_embeddings=True))
 
 
 def make_groups(n=8, size=8, seed=0, noise=.1):
@@ -26,6 +28,7 @@ def make_groups(n=8, size=8, seed=0, noise=.1):
         prompt = rng.integers(3, 20, rng.integers(2, 9))
         seqs = [np.concatenate([prompt, rng.integers(1, 20, rng.integers(1, 9))]).astype(np.int32) for _ in range(size)]
         with torch.no_grad(): logp = scorer(micro_batch(seqs, [len(prompt)]*size))[0].numpy()
-        old  = [np.minimum(lp[:len(s)-len(prompt)] + rng.normal(0, noise, len(s)-len(prompt)), 0).astype(np.float32) for lp, s in zip(logp, seqs)]
+        near = lambda lp, n: np.minimum(lp[:n] + rng.normal(0, noise, n), 0).astype(np.float32)
+        old  = [near(lp, len(s)-len(prompt)) for lp, s in zip(logp, seqs)]
         out.append(TrainGroup(('5Alice', i), seqs, [len(prompt)]*size, old, (rng.random(size) < .4).astype(np.float64)))
     return out

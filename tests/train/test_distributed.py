@@ -15,7 +15,8 @@ from grail.train.distributed import read_shards
 from grail.train.learner import Learner
 
 pytestmark = pytest.mark.slow
-CONFIG = replace(TINY, updates_per_window=5, token_budget=200, adam_eps=1e-4, proximal=True, loss=replace(TINY.loss, correction='sequence_truncate'))
+CONFIG = replace(TINY, updates_per_window=5, token_budget=200, adam_eps=1e-4, proximal=True,
+                 loss=replace(TINY.loss, correction='sequence_truncate'))
 
 def main(folder):
     "What each of the two processes runs"
@@ -43,8 +44,10 @@ def main(folder):
 @pytest.fixture(scope='module')
 def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp('two')
-    cmd = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--master-addr', '127.0.0.1', '--master-port', str(29500 + os.getpid() % 1000), __file__, str(folder)]
-    subprocess.run(cmd, check=True, timeout=600, env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(Path(__file__).parents[2])})
+    cmd = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--master-addr', '127.0.0.1',
+           '--master-port', str(29500 + os.getpid() % 1000), __file__, str(folder)]
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(Path(__file__).parents[2])}
+    subprocess.run(cmd, check=True, timeout=600, env=env)
     return folder
 
 def test_two_processes_give_the_weights_of_one_after_five_steps(two):

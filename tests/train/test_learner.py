@@ -35,7 +35,8 @@ def test_one_batch_of_64_equals_eight_of_8_and_sixty_four_of_1(aggregation):
     whole  = gradient(split(64), rows, config)
     for n in (8, 1): assert (gradient(split(n), rows, config) - whole).norm() < 1e-5*whole.norm()
 
-@pytest.mark.parametrize('change', [dict(token_budget=1), dict(token_budget=64), dict(share_prompts=False), dict(head_memory=400), dict(checkpointing=True)])
+@pytest.mark.parametrize('change', [dict(token_budget=1), dict(token_budget=64), dict(share_prompts=False), dict(head_memory=400),
+                                    dict(checkpointing=True)])
 def test_weights_after_a_window_do_not_depend_on_how_memory_is_used(change):
     # SGD-like epsilon: Adam's first steps divide rounding errors of near-zero gradients by themselves
     config = replace(TINY, adam_eps=1e-2)
@@ -68,16 +69,24 @@ def test_logits_of_the_whole_batch_are_never_alive():
                 if isinstance(t, torch.Tensor) and t.ndim >= 2 and t.shape[-1] == V: largest[0] = max(largest[0], t.numel()//V)
             return out
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=V, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=False))
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=V, hidden_size=8, intermediate_size=16, num_hidden_layers=1,
+                                         num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=False))
     l = Learner(model, replace(TINY, head_memory=4*V*10))
     with Watch(): m = l.train_window(make_groups())
     assert m['updates'] == 4 and largest[0] == 10
 
 
-BAD = {'a missing reward': lambda g: g.rewards.__setitem__(0, np.nan), 'an infinite reward': lambda g: g.rewards.__setitem__(0, np.inf),
-       'an infinite log-prob': lambda g: g.old_logprobs[1].__setitem__(0, -np.inf), 'a NaN log-prob': lambda g: g.old_logprobs[1].__setitem__(0, np.nan),
-       'a positive log-prob': lambda g: g.old_logprobs[1].__setitem__(0, 5.), 'missing log-probs': lambda g: g.old_logprobs.__setitem__(2, np.zeros(99, np.float32)),
-       'a giant sequence': lambda g: (g.sequences.__setitem__(3, np.ones(5000, np.int32)), g.old_logprobs.__setitem__(3, np.zeros(5000-g.prompt_lengths[3], np.float32)))}
+def grow(g):
+    g.sequences[3] = np.ones(5000, np.int32)
+    g.old_logprobs[3] = np.zeros(5000-g.prompt_lengths[3], np.float32)
+
+BAD = {'a missing reward':     lambda g: g.rewards.__setitem__(0, np.nan),
+       'an infinite reward':   lambda g: g.rewards.__setitem__(0, np.inf),
+       'an infinite log-prob': lambda g: g.old_logprobs[1].__setitem__(0, -np.inf),
+       'a NaN log-prob':       lambda g: g.old_logprobs[1].__setitem__(0, np.nan),
+       'a positive log-prob':  lambda g: g.old_logprobs[1].__setitem__(0, 5.),
+       'missing log-probs':    lambda g: g.old_logprobs.__setitem__(2, np.zeros(99, np.float32)),
+       'a giant sequence':     grow}
 
 @pytest.mark.parametrize('name', BAD)
 def test_a_bad_rollout_is_left_out_and_counted(name):
@@ -93,8 +102,10 @@ def test_a_bad_rollout_is_left_out_and_counted(name):
     other.train_window([good[0].take([j for j in range(8) if j != i])] + good[1:])
     for p, q in zip(l.model.parameters(), other.model.parameters()): assert torch.equal(p, q)
 
-@pytest.mark.parametrize('groups', [[], make_groups(0), [replace(g, rewards=np.ones(8)) for g in make_groups(3)]], ids=['empty', 'no groups', 'equal rewards'])
-def test_a_window_without_signal_changes_nothing(groups):
+@pytest.mark.parametrize('kind', ['empty', 'equal rewards', 'single rollouts'])
+def test_a_window_without_signal_changes_nothing(kind):
+    groups = {'empty': [], 'equal rewards': [replace(g, rewards=np.ones(8)) for g in make_groups(3)],
+              'single rollouts': [g.take([0]) for g in make_groups(3)]}[kind]
     l = Learner(small_model(), TINY)
     before = [p.clone() for p in l.model.parameters()]
     m = l.train_window(groups)
@@ -123,7 +134,8 @@ def test_a_plan_holds_every_row_once_and_keeps_the_budget(rows, budget):
         assert len(part) == 1 or micro_batch([seqs[i] for i in part], [rows[i][0] for i in part]).tokens <= budget
 
 
-RESUMABLE = replace(TINY, max_age=1, groups_per_window=6, proximal=True, entropy_target=2., loss=replace(TINY.loss, correction='token_truncate'))
+RESUMABLE = replace(TINY, max_age=1, groups_per_window=6, proximal=True, entropy_target=2.,
+                    loss=replace(TINY.loss, correction='token_truncate'))
 
 def five_windows(folder, kill):
     "Train with a save after every step; die without a chance to clean up after step `kill`"

@@ -17,8 +17,9 @@ def recipe(config, common):
     c = {**common, **config}
     kind = c.get('loss_type', 'dapo')
     clip = kind if kind in ('cispo', 'sapo', 'vespo') else 'ppo'
-    return LossConfig(ratio=c.get('importance_sampling_level', 'token'), clip=clip, eps_low=c['epsilon'], eps_high=c['epsilon_high'], cap=c['epsilon_high'],
-                      ceiling=c.get('delta'), aggregation={'cispo': 'dapo', 'vespo': 'dapo', 'sapo': 'grpo'}.get(kind, kind), max_length=c['max_completion_length'])
+    return LossConfig(ratio=c.get('importance_sampling_level', 'token'), clip=clip, eps_low=c['epsilon'],
+                      eps_high=c['epsilon_high'], cap=c['epsilon_high'], ceiling=c.get('delta'), max_length=c['max_completion_length'],
+                      aggregation={'cispo': 'dapo', 'vespo': 'dapo', 'sapo': 'grpo'}.get(kind, kind))
 
 
 @pytest.mark.parametrize('name', ORACLE['outputs'])
@@ -44,7 +45,8 @@ def random_batch(B=64, T=12, seed=0):
     g = torch.Generator().manual_seed(seed)
     mask = torch.arange(T) < torch.randint(0, T+1, (B,), generator=g)[:, None]
     logp = -2*torch.rand(B, T, generator=g, dtype=D)
-    return logp, logp + .3*torch.randn(B, T, generator=g, dtype=D), torch.randn(B, generator=g, dtype=D), mask, torch.rand(B, T, generator=g, dtype=D)
+    old  = logp + .3*torch.randn(B, T, generator=g, dtype=D)
+    return logp, old, torch.randn(B, generator=g, dtype=D), mask, torch.rand(B, T, generator=g, dtype=D)
 
 
 @pytest.mark.parametrize('aggregation', [a for a in AGGREGATIONS if a != 'bnpo'])
@@ -57,7 +59,7 @@ def test_gradients_of_the_parts_add_up_to_those_of_the_whole_batch(ratio, clip, 
         x, h = logp.clone().requires_grad_(), H.clone().requires_grad_()
         for i in range(0, 64, size):
             s = slice(i, i+size)
-            policy_loss(x[s], old[s], A[s], mask[s], ratio=ratio, clip=clip, aggregation=aggregation, whole=totals(mask), entropy=h[s], entropy_coef=.01,
-                        ref_logp=old[s]-.1, kl_coef=.1, ceiling=2.)[0].backward()
+            policy_loss(x[s], old[s], A[s], mask[s], ratio=ratio, clip=clip, aggregation=aggregation, whole=totals(mask),
+                        entropy=h[s], entropy_coef=.01, ref_logp=old[s]-.1, kl_coef=.1, ceiling=2.)[0].backward()
         grads[size] = torch.cat([x.grad, h.grad])
     for size in (8, 1): assert (grads[size] - grads[64]).norm() <= 1e-12*grads[64].norm()

@@ -10,14 +10,20 @@ pytestmark = pytest.mark.slow
 D, B, T, P = torch.float64, 12, 9, 3
 
 POLICY = [dict(loss_type=l, importance_sampling_level=s, **extra) for l, s, extra in
-          product(('grpo', 'bnpo', 'dr_grpo', 'dapo', 'luspo'), ('token', 'sequence'), (dict(), dict(delta=1.5), dict(epsilon=3e-4, epsilon_high=4e-4)))]
-OTHERS = [dict(loss_type='cispo', epsilon_high=5.), dict(loss_type='cispo', epsilon_high=1.2, importance_sampling_level='sequence'), dict(loss_type='sapo'),
-          dict(loss_type='sapo', sapo_temperature_pos=2., sapo_temperature_neg=3., importance_sampling_level='sequence'), dict(loss_type='vespo'),
-          dict(loss_type='vespo', vespo_k_pos=1., vespo_lambda_neg=4.), dict(loss_type='dapo', entropy_coef=.01), dict(loss_type='luspo', importance_sampling_level='sequence', entropy_coef=.02),
-          dict(loss_type='dapo', top_entropy_quantile=.3), dict(loss_type='grpo', top_entropy_quantile=.2, entropy_coef=.05), dict(loss_type='dapo', off_policy_mask_threshold=.05),
-          dict(loss_type='dapo', beta=.1), dict(loss_type='grpo', beta=.1, use_bias_correction_kl=False), dict(loss_type='dapo', importance_sampling_level='sequence', beta=.05),
-          *(dict(loss_type=l, mode=m) for l, m in product(('dapo', 'vespo'), ('token_truncate', 'token_mask', 'sequence_truncate', 'sequence_mask'))),
-          dict(loss_type='dapo', mode='token_truncate', vllm_importance_sampling_clip_max=1.1), dict(loss_type='luspo', tools=True), dict(loss_type='grpo', tools=True, importance_sampling_level='sequence')]
+          product(('grpo', 'bnpo', 'dr_grpo', 'dapo', 'luspo'), ('token', 'sequence'),
+                  (dict(), dict(delta=1.5), dict(epsilon=3e-4, epsilon_high=4e-4)))]
+SEQUENCE = dict(importance_sampling_level='sequence')
+MODES  = ('token_truncate', 'token_mask', 'sequence_truncate', 'sequence_mask')
+OTHERS = [dict(loss_type='cispo', epsilon_high=5.), dict(loss_type='cispo', epsilon_high=1.2, **SEQUENCE),
+          dict(loss_type='sapo'), dict(loss_type='sapo', sapo_temperature_pos=2., sapo_temperature_neg=3., **SEQUENCE),
+          dict(loss_type='vespo'), dict(loss_type='vespo', vespo_k_pos=1., vespo_lambda_neg=4.),
+          dict(loss_type='dapo', entropy_coef=.01), dict(loss_type='luspo', entropy_coef=.02, **SEQUENCE),
+          dict(loss_type='dapo', top_entropy_quantile=.3), dict(loss_type='grpo', top_entropy_quantile=.2, entropy_coef=.05),
+          dict(loss_type='dapo', off_policy_mask_threshold=.05), dict(loss_type='dapo', beta=.1),
+          dict(loss_type='grpo', beta=.1, use_bias_correction_kl=False), dict(loss_type='dapo', beta=.05, **SEQUENCE),
+          *(dict(loss_type=l, mode=m) for l, m in product(('dapo', 'vespo'), MODES)),
+          dict(loss_type='dapo', mode='token_truncate', vllm_importance_sampling_clip_max=1.1),
+          dict(loss_type='luspo', tools=True), dict(loss_type='grpo', tools=True, **SEQUENCE)]
 CASES = POLICY + OTHERS
 
 
@@ -28,7 +34,8 @@ def batch(seed):
     logp = -3*rand(B, T)
     near = lambda: logp + .4*torch.randn(B, T, generator=g, dtype=D)
     return dict(logp=logp, old=near(), ref=near(), sampler=near(), entropy=3*rand(B, T), A=torch.randn(B, generator=g, dtype=D),
-                mask=(torch.arange(T) < n[:, None]).long(), tools=(rand(B, T) < .8).long(), ids=torch.randint(2, 20, (B, P+T), generator=g))
+                mask=(torch.arange(T) < n[:, None]).long(), tools=(rand(B, T) < .8).long(),
+                ids=torch.randint(2, 20, (B, P+T), generator=g))
 
 
 @pytest.fixture(scope='module')
@@ -44,9 +51,11 @@ def make_trainer(tmp_path_factory):
 
     def make(config):
         # a trainer modifies its arguments, so each case has its own
-        args = trl.GRPOConfig(output_dir=str(folder/'out'), use_cpu=True, bf16=False, report_to='none', max_completion_length=16, num_generations=4, per_device_train_batch_size=B,
+        args = trl.GRPOConfig(output_dir=str(folder/'out'), use_cpu=True, bf16=False, report_to='none',
+                              max_completion_length=16, num_generations=4, per_device_train_batch_size=B,
                               **{'epsilon': .2, 'epsilon_high': .28, 'beta': 0., **config})
-        return trl.GRPOTrainer(type(model).from_pretrained(folder), reward_funcs=lambda completions, **kw: [0.]*len(completions), args=args,
+        nothing = lambda completions, **kw: [0.]*len(completions)
+        return trl.GRPOTrainer(type(model).from_pretrained(folder), reward_funcs=nothing, args=args,
                                train_dataset=Dataset.from_dict({'prompt': ['1=']*8}), processing_class=tokenizer)
     return make
 
@@ -55,13 +64,15 @@ def theirs(trainer, x, mode, tools):
     logp, H = x['logp'].clone().requires_grad_(), x['entropy'].clone().requires_grad_()
     trainer._get_per_token_logps_and_entropies = lambda *a, **k: (logp, H, None)
     trainer.current_gradient_accumulation_steps = 1
-    inputs = dict(prompt_ids=x['ids'][:, :P], prompt_mask=torch.ones(B, P, dtype=torch.long), completion_ids=x['ids'][:, P:], completion_mask=x['mask'], advantages=x['A'],
+    inputs = dict(prompt_ids=x['ids'][:, :P], prompt_mask=torch.ones(B, P, dtype=torch.long),
+                  completion_ids=x['ids'][:, P:], completion_mask=x['mask'], advantages=x['A'],
                   num_items_in_batch=x['mask'].sum(), old_per_token_logps=x['old'], ref_per_token_logps=x['ref'])
     if tools: inputs['tool_mask'] = x['tools']
     if mode:
         trainer.use_vllm, m = True, x['mask'].bool()
         zero = lambda t: torch.where(m, t, 0.)
-        inputs['importance_sampling_ratio'] = correction_weight(zero(x['old']), zero(x['sampler']), m, mode, trainer.args.vllm_importance_sampling_clip_max)
+        cap  = trainer.args.vllm_importance_sampling_clip_max
+        inputs['importance_sampling_ratio'] = correction_weight(zero(x['old']), zero(x['sampler']), m, mode, cap)
     trainer.model.train()
     loss = trainer._compute_loss(trainer.model, inputs)
     loss.backward()
@@ -71,16 +82,22 @@ def theirs(trainer, x, mode, tools):
 def ours(x, c):
     c = {**dict(epsilon=.2, epsilon_high=.28), **c}
     kind, mode = c['loss_type'], c.get('mode', 'none')
-    config = LossConfig(ratio=c.get('importance_sampling_level', 'token'), clip=kind if kind in ('cispo', 'sapo', 'vespo') else 'ppo', eps_low=c['epsilon'], eps_high=c['epsilon_high'],
-        cap=c['epsilon_high'], ceiling=c.get('delta'), aggregation={'cispo': 'dapo', 'vespo': 'dapo', 'sapo': 'grpo'}.get(kind, kind), max_length=16,
-        sapo_tau=(c.get('sapo_temperature_pos', 1.), c.get('sapo_temperature_neg', 1.05)), vespo_pos=(c.get('vespo_k_pos', 2.), c.get('vespo_lambda_pos', 3.)),
-        vespo_neg=(c.get('vespo_k_neg', 3.), c.get('vespo_lambda_neg', 2.)), entropy_coef=c.get('entropy_coef', 0.), top_entropy=c.get('top_entropy_quantile', 1.),
-        kl_coef=c.get('beta', 0.), kl_weighted=c.get('use_bias_correction_kl', True), drift_limit=c.get('off_policy_mask_threshold'),
+    config = LossConfig(ratio=c.get('importance_sampling_level', 'token'),
+        clip=kind if kind in ('cispo', 'sapo', 'vespo') else 'ppo',
+        aggregation={'cispo': 'dapo', 'vespo': 'dapo', 'sapo': 'grpo'}.get(kind, kind), max_length=16,
+        eps_low=c['epsilon'], eps_high=c['epsilon_high'], cap=c['epsilon_high'], ceiling=c.get('delta'),
+        sapo_tau=(c.get('sapo_temperature_pos', 1.), c.get('sapo_temperature_neg', 1.05)),
+        vespo_pos=(c.get('vespo_k_pos', 2.), c.get('vespo_lambda_pos', 3.)),
+        vespo_neg=(c.get('vespo_k_neg', 3.), c.get('vespo_lambda_neg', 2.)),
+        entropy_coef=c.get('entropy_coef', 0.), top_entropy=c.get('top_entropy_quantile', 1.),
+        kl_coef=c.get('beta', 0.), kl_weighted=c.get('use_bias_correction_kl', True),
+        drift_limit=c.get('off_policy_mask_threshold'),
         correction=mode, correction_high=c.get('vllm_importance_sampling_clip_max', 3.))
     logp, H = x['logp'].clone().requires_grad_(), x['entropy'].clone().requires_grad_()
     mask = x['mask']*x['tools'] if c.get('tools') else x['mask']
     whole = Totals(B, int(x['mask'].sum())) if c.get('tools') else None
-    loss, _ = policy_loss(logp, x['old'], x['A'], mask, config, whole=whole, entropy=H, ref_logp=x['ref'], behaviour_logp=x['sampler'] if mode != 'none' else None)
+    loss, _ = policy_loss(logp, x['old'], x['A'], mask, config, whole=whole, entropy=H, ref_logp=x['ref'],
+                          behaviour_logp=x['sampler'] if mode != 'none' else None)
     loss.backward()
     return loss, logp.grad, H.grad
 

@@ -26,6 +26,7 @@ from grail.verify.checks import CHECKS, unique_count
 from grail.verify.pipeline import (audit_submission, differences, read_verdict, sign_verdict, verdict_bytes, verdict_from_dict, verdict_to_dict)
 
 torch.set_num_threads(1)
+TINY = replace(TINY, proof='grail-v1')      # needs no calibration; test_precision.py has the projection proof
 W, CHECK = 600, 'c0'*32
 ALICE, BOB = Keypair.create_from_uri('//Alice'), Keypair.create_from_uri('//Bob')
 OPEN, AUDIT = Randomness('open', W, 'ab'*32, 41, 'cd'*32), Randomness('audit', W, '', 77, 'ef'*32)
