@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_QUESTION', 'SYSTEM', 'WEIGHTS', 'TRAILING', 'Question', 'same_text', 'question_id', 'find_file', 'read_rows',
-           'hub_rows', 'apportion', 'stratified', 'chat_prompt', 'format_parts', 'SingleTurn', 'overlap']
+           'hub_rows', 'apportion', 'stratified', 'chat_prompt', 'format_parts', 'SingleTurn', 'overlap', 'over']
 
 # %% ../../nbs/envs/12a_single.ipynb #2ea8a8d9
 import json, re
@@ -181,3 +181,14 @@ def overlap(a:list[Question], b:list[Question])->list[str]:
     "Ids of questions of `a` whose text is in `b` too"
     texts = {same_text(q.text) for q in b}
     return [q.id for q in a if same_text(q.text) in texts]
+
+# %% ../../nbs/envs/12a_single.ipynb #db07c04c
+def over(
+    kind:type,                 # environment class, a `SingleTurn`
+    tokenizer,                 # of the model that will read the prompts
+    questions:list[Question],  # the set
+)->tuple[SingleTurn, list[Task]]:  # the environment, and one task for each question
+    "An environment for a test set"
+    env = kind.__new__(kind)
+    SingleTurn.__init__(env, tokenizer, questions, set())
+    return env, [env.task_of(q, -1-i) for i, q in enumerate(questions)]
