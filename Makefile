@@ -35,13 +35,13 @@ $(SMOLLM): $(READY)
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/grail simulate --out runs/demo
+	$(BIN)/grail simulate --out runs/demo --overwrite
 
 test: $(READY)
-	$(BIN)/python -m pytest tests $(COVERAGE)
+	$(BIN)/python -m pytest tests -n auto --dist loadgroup $(COVERAGE)
 
 test-all: $(SMOLLM)
-	$(BIN)/python -m pytest tests $(COVERAGE) --flags 'slow heavy smollm'
+	$(BIN)/python -m pytest tests -n auto --dist loadgroup $(COVERAGE) --flags 'slow heavy smollm'
 
 docs: $(READY)
 	$(BIN)/python tests/docs.py

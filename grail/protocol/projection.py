@@ -20,18 +20,17 @@ from ..core.basics import FormatError, canonical_json, parse_json, sha256
 from .randomness import as_part, prf
 
 # %% ../../nbs/protocol/04a_projection.ipynb #662402f2
-LEVELS = 4095  # M, the largest integer of a squashed value
+LEVELS = 4095  # M, the largest integer of a clipped value
 
 def squash(
     h:torch.Tensor,           # [..., H] states, any dtype
     mean:torch.Tensor,        # [H] float32
     scale:torch.Tensor,       # [H] float32, positive
-    work:torch.Tensor=None,   # [2, ..., H] float32 to compute in, if there is one already; the result is its first half
+    out:torch.Tensor=None,    # [..., H] float32 to write to, if there is one already
 )->torch.Tensor:              # [..., H] float32 holding integers from -LEVELS to LEVELS
-    "Centred, scaled, bounded, and rounded to integers; what is not finite stays NaN"
-    a, b = torch.empty(2, *h.shape, device=h.device) if work is None else work
-    torch.sub(h.float() if h.dtype == torch.float64 else h, mean, out=a)
-    return a.div_(torch.abs(a, out=b).add_(scale)).mul_(LEVELS).round_()
+    "Centred, scaled, clipped, and rounded to integers; NaN stays NaN"
+    a = torch.sub(h.float() if h.dtype == torch.float64 else h, mean, out=torch.empty(h.shape, device=h.device) if out is None else out)
+    return a.mul_(LEVELS/scale).clamp_(-LEVELS, LEVELS).round_()
 
 # %% ../../nbs/protocol/04a_projection.ipynb #117ef80c
 SIGNS = np.array([[1 - 2*(byte >> bit & 1) for bit in range(8)] for byte in range(256)], np.int8).view(np.int64).ravel()  # byte -> 8 signs
@@ -51,7 +50,7 @@ def coefficients(
     return SIGNS.take(raw[:, :width]).view(np.int8)[:, :H], raw[:, width:].copy().view('<u2')
 
 # %% ../../nbs/protocol/04a_projection.ipynb #73ec0ee0
-ROWS = 128  # states that are projected at a time: what stays in a cache
+ROWS = 256  # states that are projected at a time: what stays in a cache
 
 def project(
     h:torch.Tensor,      # [N, H] states, any dtype and device
@@ -59,12 +58,12 @@ def project(
     mean:torch.Tensor,   # [H] float32, as is `scale`
     scale:torch.Tensor,
 )->np.ndarray:           # [N, 4] int64
-    "Four signed sums of the squashed state, exactly; what is not finite counts as 0"
+    "Four signed sums of the squashed state, exactly; NaN counts as 0"
     signs, H = torch.as_tensor(signs), h.shape[1]
-    pad, out, work = -H % 4, torch.empty(len(h), 4, device=h.device), torch.empty(2, ROWS, H, device=h.device)
+    pad, out, work = -H % 4, torch.empty(len(h), 4, device=h.device), torch.empty(ROWS, H, device=h.device)
     for i in range(0, len(h), ROWS):
         at = slice(i, min(i+ROWS, len(h)))
-        q  = squash(h[at], mean, scale, work[:, :at.stop-i]).mul_(signs[at].to(h.device))
+        q  = squash(h[at], mean, scale, work[:at.stop-i]).mul_(signs[at].to(h.device))
         u  = (torch.nn.functional.pad(q, (0, pad)) if pad else q).view(len(q), 4, -1)
         out[at] = u.sum(-1)
         if not out[at].isfinite().all(): out[at] = u.nan_to_num(nan=0.).sum(-1)
@@ -110,7 +109,7 @@ def _validate(self):
     for name in ('mean', 'scale'):
         v = getattr(self, name)
         if not (isinstance(v, np.ndarray) and v.dtype == np.float32 and v.ndim == 1 and np.isfinite(v).all()): raise FormatError(f'{name} of a calibration is a vector of finite float32')
-    if self.mean.shape != self.scale.shape or not 1 <= len(self.mean) <= 2**24//LEVELS*4 or not (self.scale > 0).all():
+    if self.mean.shape != self.scale.shape or not 1 <= len(self.mean) <= 2**24//LEVELS*4 or not (self.scale > 1e-30).all():
         raise FormatError('mean and scale of a calibration have one positive entry for each of at most 16,384 dimensions')
     for f in fields(self)[2:]:
         v, top = getattr(self, f.name), {'far_rate': 1, 'false_positives': .5}.get(f.name, 2**24)

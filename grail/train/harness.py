@@ -10,10 +10,12 @@ __all__ = ['MATH500', 'AMC', 'KINDS', 'BENCHMARKS', 'LONGEST', 'Benchmark', 'que
 # %% ../../nbs/train/34a_harness.ipynb #51250f5f
 import json, logging
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -150,10 +152,12 @@ def installed():
 # %% ../../nbs/train/34a_harness.ipynb #7a48a757
 @contextmanager
 def quiet():
-    "The harness without its warnings"
+    "The harness without its warnings and bars"
     log = logging.getLogger('lm_eval')
-    before, log.level = log.level, logging.ERROR
-    try: yield
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with redirect_stderr(StringIO()): yield
     finally: log.setLevel(before)
 
 def run_harness(
@@ -259,7 +263,6 @@ def compare(
 
 def versions()->dict:
     "Versions of what decides a score"
-    from importlib.metadata import version
     return {name: version(name) for name in ('lm_eval', 'transformers', 'torch')}
 
 # %% ../../nbs/train/34a_harness.ipynb #fbfc3be6
@@ -297,17 +300,17 @@ def chart(result:dict, axes=None):
     from matplotlib.figure import Figure
     tasks, models = result['tasks'], result['models']
     if axes is None: axes = Figure(figsize=(max(4, 1.2 + 1.5*len(tasks)), 3.4), layout='constrained').subplots()
-    width, greys = .8/len(models), np.linspace(.75, .25, len(models)) if len(models) > 1 else [.5]
+    width, greys = .8/len(models), np.linspace(.9, .5, len(models)) if len(models) > 1 else [.7]
     for i, m in enumerate(models):
         scores = [m['tasks'][t]['harness'] for t in tasks]
         heights, errors = [100*s['exact_match'] for s in scores], [100*(s['exact_match_se'] or 0) for s in scores]
         x = np.arange(len(tasks)) + (i - (len(models)-1)/2)*width
         axes.bar(x, heights, .92*width, yerr=errors, capsize=3, color=str(greys[i]), edgecolor='black', linewidth=.6, label=m['label'])
-        for a, h, e in zip(x, heights, errors): axes.annotate(f'{h:.1f}', (a, h + e), (0, 2), textcoords='offset points', ha='center', fontsize=8)
+        for a, h, e in zip(x, heights, errors): axes.annotate(f'{h:.1f}', (a, h + e), (0, 3), textcoords='offset points', ha='center', fontsize=8)
     axes.set_xticks(range(len(tasks)), [f"{result['titles'][t]}\n{models[0]['tasks'][t]['harness']['tasks']} questions" for t in tasks])
     axes.set(ylabel='right, greedy (%)', ylim=(0, max(10, min(112, 1.15*max(p.get_height() for p in axes.patches) + 8))))
     axes.spines[['top', 'right']].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc='upper right')
+    axes.legend(frameon=False, fontsize=8, loc='lower left', bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0)
     return axes
 
 # %% ../../nbs/train/34a_harness.ipynb #a15aa40c

@@ -84,7 +84,8 @@ def test_extrapolation_does_not_favour_a_miner_that_is_audited_often():
     assert math.isclose(earned(few, TINY), earned(all_, TINY))
 
 
-votes = st.dictionaries(st.sampled_from('uvwxyz'), st.dictionaries(st.sampled_from('abcd'), st.floats(0, 1), max_size=4), max_size=6)
+votes = st.dictionaries(st.sampled_from('uvwxyz'), st.dictionaries(st.sampled_from('abcd'), st.floats(0, 1), max_size=4),
+                        max_size=6)
 
 
 @given(votes, st.data())

@@ -22,7 +22,7 @@ def reference(h, open, hotkey, group, index, mean, scale, step):
         part = raw[t*(width+8):(t+1)*(width+8)]
         with np.errstate(all='ignore'):
             a = h[t].astype(np.float32) - mean
-            q = np.rint(a/(np.abs(a) + scale)*np.float32(LEVELS))
+            q = np.rint(np.clip(a*(np.float32(LEVELS)/scale), -LEVELS, LEVELS))
         word = 0
         for j in range(4):
             block = range(j*-(-H//4), min((j+1)*-(-H//4), H))

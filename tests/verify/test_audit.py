@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from grail.core.basics import FormatError
 from grail.core.params import GRAIL_V0, TINY
 from grail.protocol.randomness import as_part, prf
-from grail.verify.audit import (Ledger, audit_size, cheating_gain, detection, draw, group_count, groups_for, ledger_from_dict, ledger_to_dict,
-                                minimum_probability, select_groups, select_miners)
+from grail.verify.audit import (Ledger, audit_size, cheating_gain, detection, draw, group_count, groups_for, ledger_from_dict,
+                                ledger_to_dict, minimum_probability, select_groups, select_miners)
 
 
 @dataclass(frozen=True)
 class Found:
-    hotkey:str; window:int; passed:bool; rollouts:int=0; failed_checks:tuple=(); hard:bool=False; checks:tuple=({},); places:tuple=()
+    hotkey:str; window:int; passed:bool; rollouts:int=0
+    failed_checks:tuple=(); hard:bool=False; checks:tuple=({},); places:tuple=()
 
 
 names = st.lists(st.text('abcdefgh', min_size=1, max_size=4), max_size=40)
@@ -103,7 +104,8 @@ def test_two_validators_audits_of_one_window_count_once():
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from('abc'), st.integers(0, 60), st.booleans(), st.booleans(), st.integers(0, 99)), max_size=40))
+@given(st.lists(st.tuples(st.sampled_from('abc'), st.integers(0, 60), st.booleans(), st.booleans(), st.integers(0, 99)),
+                max_size=40))
 def test_a_ledger_survives_a_restart_at_any_point(events):
     led = Ledger(TINY)
     for h, w, passed, hard, n in events:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from grail.core.params import TINY
 from grail.verify.calibrate import Sample, bound95, calibrate, fit_logprob, round_digit, soft_false_positives
-from grail.verify.detectors import (BINS, LIFETIME, SINGLE, auc, bin_counts, ks_test, log_evidence, pit, pit_noise, roc, rollouts_to, step_statistics,
-                                    surprise_z, trace_features)
+from grail.verify.detectors import (BINS, LIFETIME, SINGLE, auc, bin_counts, ks_test, log_evidence, pit, pit_noise, roc,
+                                    rollouts_to, step_statistics, surprise_z, trace_features)
 
 
 def sampled(logits, rng):
@@ -52,7 +52,8 @@ def test_honest_samples_have_uniform_places_and_small_z():
 def test_the_noise_of_places_is_not_the_miners():
     a = pit_noise(b'a', 'd'*64, 0, 0, 50)
     assert (a == pit_noise(b'a', 'd'*64, 0, 0, 50)).all() and ((0 <= a) & (a < 1)).all()
-    for other in ((b'b', 'd'*64, 0, 0), (b'a', 'e'*64, 0, 0), (b'a', 'd'*64, 1, 0), (b'a', 'd'*64, 0, 1)): assert not (a == pit_noise(*other, 50)).any()
+    for other in ((b'b', 'd'*64, 0, 0), (b'a', 'e'*64, 0, 0), (b'a', 'd'*64, 1, 0), (b'a', 'd'*64, 0, 1)):
+        assert not (a == pit_noise(*other, 50)).any()
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=BINS, max_size=BINS))
@@ -72,7 +73,8 @@ def test_evidence_of_honest_lives_stays_below_the_threshold():
 
 
 @given(st.lists(st.floats(0, 1), max_size=50), st.floats(0, 2))
-def test_only_steps_with_a_choice_count(u, h): assert bin_counts(np.array(u), np.full(len(u), h)).sum() == (len(u) if h >= .3 else 0)
+def test_only_steps_with_a_choice_count(u, h):
+    assert bin_counts(np.array(u), np.full(len(u), h)).sum() == (len(u) if h >= .3 else 0)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=30), st.lists(st.floats(-5, 5), min_size=1, max_size=30))

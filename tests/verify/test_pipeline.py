@@ -23,7 +23,7 @@ from grail.protocol.rollout import SCHEMA, Rollout, seal
 from grail.protocol.signature import sign
 from grail.verify.calibrate import honest_rollouts, prove
 from grail.verify.checks import CHECKS, unique_count
-from grail.verify.pipeline import (audit_submission, differences, read_verdict, sign_verdict, verdict_bytes, verdict_from_dict, verdict_to_dict)
+from grail.verify.pipeline import audit_submission, differences, read_verdict, sign_verdict, verdict_bytes, verdict_from_dict
 
 torch.set_num_threads(1)
 TINY = replace(TINY, proof='grail-v1')      # needs no calibration; test_precision.py has the projection proof
@@ -35,7 +35,8 @@ MODEL, TOK = genesis()
 ENV = make_env('sort6', TOK)
 
 
-def honest(key=ALICE, groups=2, model=MODEL, params=TINY, open=OPEN): return honest_rollouts(model, ENV, params, key.ss58_address, open.value, groups)
+def honest(key=ALICE, groups=2, model=MODEL, params=TINY, open=OPEN):
+    return honest_rollouts(model, ENV, params, key.ss58_address, open.value, groups)
 
 def ask(header, body, key=ALICE, params=TINY, **kw):
     rules = dict(hotkey=key.ss58_address, window=W, checkpoint=CHECK, model=MODEL, env=ENV, params=params, open=OPEN, audit=AUDIT)
@@ -54,7 +55,8 @@ def again(rows, params=TINY, key=ALICE, model=MODEL):
         out += prove(model, group, key.ss58_address, OPEN.value, params)
     return out
 
-def with_completion(r, c): return Rollout(r.group, r.index, [*r.prompt, *c], r.prompt_length, np.zeros(len(c)), np.zeros(len(c)), r.reward, r.success)
+def with_completion(r, c):
+    return Rollout(r.group, r.index, [*r.prompt, *c], r.prompt_length, np.zeros(len(c)), np.zeros(len(c)), r.reward, r.success)
 
 
 @pytest.fixture(scope='module')
@@ -91,8 +93,8 @@ def test_a_third_party_replays_a_published_verdict_and_notices_any_edit(sealed):
     v = ask(*sealed)
     published = read_verdict(sign_verdict(BOB, v)).verdict
     assert differences(published, ask(*sealed)) == []
-    for edit in (dict(audit={**v.audit, 'round': 78}), dict(sampled_groups=(0,)), dict(rollouts=v.rollouts + 1), dict(passed=False),
-                 dict(checks=v.checks[:-1]), dict(checks=({**v.checks[0], 'worst': .5},) + v.checks[1:]), dict(places=(0,)*10)):
+    for edit in (dict(audit={**v.audit, 'round': 78}), dict(sampled_groups=(0,)), dict(rollouts=v.rollouts + 1),
+                 dict(passed=False), dict(checks=v.checks[:-1]), dict(checks=({**v.checks[0], 'worst': .5},) + v.checks[1:]), dict(places=(0,)*10)):
         assert differences(replace(published, **edit), ask(*sealed)) == list(edit)
 
 def test_the_order_of_rows_in_the_file_does_not_matter(rows):
@@ -130,7 +132,7 @@ def test_duplicates_are_not_paid(rows):
     same = [replace(rows[0], index=i) for i in range(16)] + rows[16:]
     assert unique_count(same) == 1 + unique_count(rows[16:])
 
-@pytest.mark.parametrize('field, value', [('window', W - 30), ('checkpoint', 'c1'*32), ('open', Randomness('open', W, 'ab'*32, 42, 'cd'*32))])
+@pytest.mark.parametrize('field, value', [('window', W - 30), ('checkpoint', 'c1'*32), ('open', replace(OPEN, round=42))])
 def test_a_submission_is_for_one_window_one_checkpoint_one_randomness(rows, field, value):
     kw = {**dict(window=W, checkpoint=CHECK, open=OPEN), field: value}
     if field == 'window': kw['open'] = replace(OPEN, window=value)
@@ -143,7 +145,8 @@ def test_rules_of_ones_own_are_refused(rows):
 def test_an_edit_after_signing_is_noticed(sealed):
     header, body = sealed
     d = json.loads(header)
-    for k, v in (('rollouts', 10**6), ('hotkey', BOB.ss58_address), ('window', W + 30), ('tokens', 1), ('hotkey', '../../../etc/passwd'), ('env', '<script>')):
+    for k, v in (('rollouts', 10**6), ('hotkey', BOB.ss58_address), ('window', W + 30), ('tokens', 1),
+                 ('hotkey', '../../../etc/passwd'), ('env', '<script>')):
         assert ask(canonical_json({**d, 'header': {**d['header'], k: v}}), body).failed_checks == ('structural',)
     flipped = bytearray(body); flipped[len(body)//2] ^= 1
     assert ask(header, bytes(flipped)).failed_checks == ('structural',)
@@ -193,7 +196,8 @@ def test_another_model_fails():
     v = audit(honest(model=noised(.02)))
     assert {'proof', 'logprob'} <= set(v.failed_checks)
 
-@pytest.mark.parametrize('proof', [lambda n: np.zeros(n, np.uint32), lambda n: np.full(n, 7, np.uint32), lambda n: np.random.default_rng(n).integers(0, 2**31 - 1, n).astype(np.uint32)],
+@pytest.mark.parametrize('proof', [lambda n: np.zeros(n, np.uint32), lambda n: np.full(n, 7, np.uint32),
+                                   lambda n: np.random.default_rng(n).integers(0, 2**31 - 1, n).astype(np.uint32)],
                          ids=['zeros', 'constant', 'random'])
 def test_sketches_without_the_model_fail(rows, proof):
     assert 'proof' in audit([replace(r, proof=proof(r.length)) for r in rows]).failed_checks
@@ -211,7 +215,8 @@ def test_one_false_log_prob_in_an_audited_rollout_is_found(rows):
 
 def decoded(params=TINY, groups=2, **how):
     "Rows decoded in another way, then proved with the right model"
-    return again([with_completion(r, c) for r, c in zip(honest(params=params, groups=groups), other_completions(params, groups, **how))], params)
+    texts = other_completions(params, groups, **how)
+    return again([with_completion(r, c) for r, c in zip(honest(params=params, groups=groups), texts)], params)
 
 def other_completions(params, groups, temperature=1.0, model=MODEL, own_keys=False):
     from grail.model.engine import TransformersEngine
@@ -250,12 +255,14 @@ def test_reordered_rollouts_of_a_group_fail(rows):
     turned = [replace(rows[g + (i + 1) % 16], index=i) for g in (0, 16) for i in range(16)]
     assert 'sampling' in audit(again(turned)).failed_checks
 
-@pytest.mark.parametrize('change', [lambda c: c[:-2] + [EOS_ID], lambda c: [EOS_ID], lambda c: c[:-1] + [3, EOS_ID]], ids=['early', 'at once', 'late'])
+@pytest.mark.parametrize('change', [lambda c: c[:-2] + [EOS_ID], lambda c: [EOS_ID], lambda c: c[:-1] + [3, EOS_ID]],
+                         ids=['early', 'at once', 'late'])
 def test_an_end_of_text_that_the_model_did_not_choose_fails(rows, change):
     v = audit(again([with_completion(r, change(r.completion.tolist())) if r.length == 7 else r for r in rows]))
     assert 'sampling' in v.failed_checks
 
-@pytest.mark.parametrize('change', [lambda c: c[:-1], lambda c: c[:3], lambda c: c + [EOS_ID], lambda c: c[:2] + [EOS_ID] + c[3:]], ids=['no end', 'cut', 'two ends', 'tokens after the end'])
+@pytest.mark.parametrize('change', [lambda c: c[:-1], lambda c: c[:3], lambda c: c + [EOS_ID], lambda c: c[:2] + [EOS_ID] + c[3:]],
+                         ids=['no end', 'cut', 'two ends', 'tokens after the end'])
 def test_a_completion_that_ends_in_no_honest_way_fails(rows, change):
     v = audit(again([with_completion(r, change(r.completion.tolist())) if r.length == 7 else r for r in rows]))
     assert 'termination' in v.failed_checks
@@ -308,11 +315,13 @@ def test_a_verdict_keeps_its_value_on_the_wire(rows):
 def test_ten_million_rows_end_in_a_verdict_within_bounded_memory(tmp_path):
     n = 10_000_000
     cols = [pa.array(np.zeros(n, f.type.to_pandas_dtype())) if not pa.types.is_list(f.type) else
-            pa.ListArray.from_arrays(pa.array(np.zeros(n + 1, np.int32)), pa.array([], f.type.value_type), type=f.type) for f in SCHEMA]
+            pa.ListArray.from_arrays(pa.array(np.zeros(n + 1, np.int32)), pa.array([], f.type.value_type), type=f.type)
+            for f in SCHEMA]
     pq.write_table(pa.Table.from_arrays(cols, schema=SCHEMA), tmp_path/'body', compression='zstd', use_dictionary=False)
     body = (tmp_path/'body').read_bytes()
     del cols
-    h = json.loads(seal(honest(groups=1), ALICE, W, CHECK, TINY, OPEN)[0])['header'] | dict(body_sha256=sha256(body), body_bytes=len(body), rollouts=4096, groups=256)
+    h = json.loads(seal(honest(groups=1), ALICE, W, CHECK, TINY, OPEN)[0])['header']
+    h |= dict(body_sha256=sha256(body), body_bytes=len(body), rollouts=4096, groups=256)
     (tmp_path/'header').write_bytes(canonical_json({'header': h, 'signature': sign(ALICE, 'submission', canonical_json(h))}))
     code = f'''
 import resource, sys
@@ -324,8 +333,8 @@ from grail.verify.pipeline import audit_submission
 head, body = (Path({str(tmp_path)!r})/'header').read_bytes(), (Path({str(tmp_path)!r})/'body').read_bytes()
 class Model: pass
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-v = audit_submission(head, body, hotkey={ALICE.ss58_address!r}, window={W}, checkpoint={CHECK!r}, model=Model(), env=None, params=TINY,
-                     open=Randomness(**{OPEN.to_dict()!r}), audit=Randomness(**{AUDIT.to_dict()!r}))
+v = audit_submission(head, body, hotkey={ALICE.ss58_address!r}, window={W}, checkpoint={CHECK!r}, model=Model(), env=None,
+                     params=TINY, open=Randomness(**{OPEN.to_dict()!r}), audit=Randomness(**{AUDIT.to_dict()!r}))
 print(v.failed_checks, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)//1024, v.reason)
 '''
     out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout

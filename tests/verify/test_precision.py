@@ -43,13 +43,16 @@ def mine(w, model, engine=None, proves=None):
     rows = honest_rollouts(model, w['env'], w['params'], HOTKEY, OPEN.value, 4, engine=engine, calibration=w['calibration'])
     return again(w, rows, proves) if proves is not None else rows
 
-def again(w, rows, model): return [r for i in range(0, len(rows), 16) for r in prove(model, rows[i:i+16], HOTKEY, OPEN.value, w['params'], w['calibration'])]
+def again(w, rows, model):
+    rest = HOTKEY, OPEN.value, w['params'], w['calibration']
+    return [r for i in range(0, len(rows), 16) for r in prove(model, rows[i:i+16], *rest)]
 
 class Other(TransformersEngine):
     "Decodes with a temperature or noise of its own"
     heat, own = 1.0, False
     def generate(self, prompts, keys, max_new_tokens, temperature, top_k, top_p, eos_id):
-        return super().generate(prompts, [prf('own', k)[:16] for k in keys] if self.own else keys, max_new_tokens, temperature*self.heat, top_k, top_p, eos_id)
+        keys = [prf('own', k)[:16] for k in keys] if self.own else keys
+        return super().generate(prompts, keys, max_new_tokens, temperature*self.heat, top_k, top_p, eos_id)
 
 def other(model, **kw):
     e = Other(model)
@@ -64,9 +67,12 @@ SUBMISSIONS = {
     'a layer dropped':            (False, lambda w: mine(w, drop_layers(w['full'], 1))),
     'greedy, proof of the right model':   (False, lambda w: mine(w, w['full'], other(w['full'], heat=0.), w['full'])),
     'own noise, proof of the right model': (False, lambda w: mine(w, w['full'], other(w['full'], own=True), w['full'])),
-    'one layer decodes, proof of the right model': (False, lambda w: mine(w, w['full'], other(drop_layers(w['full'], 1)), w['full'])),
-    'no proof':                   (False, lambda w: [replace(r, proof=np.zeros(r.length, np.uint32)) for r in mine(w, w['full'])]),
-    'log-probs of something else': (False, lambda w: [replace(r, logprobs=r.logprobs - np.float32(1.5)) for r in mine(w, w['full'])]),
+    'one layer decodes, proof of the right model': (False, lambda w:
+         mine(w, w['full'], other(drop_layers(w['full'], 1)), w['full'])),
+    'no proof':                   (False, lambda w:
+         [replace(r, proof=np.zeros(r.length, np.uint32)) for r in mine(w, w['full'])]),
+    'log-probs of something else': (False, lambda w:
+         [replace(r, logprobs=r.logprobs - np.float32(1.5)) for r in mine(w, w['full'])]),
     'a false reward':             (False, lambda w: [replace(r, reward=1.0, success=True) for r in mine(w, w['full'])]),
 }
 
@@ -74,7 +80,8 @@ SUBMISSIONS = {
 def test_validators_of_two_precisions_reach_the_same_verdict(world, name):
     honest, make = SUBMISSIONS[name]
     header, body = seal(make(world), ALICE, W, CHECK, world['params'], OPEN)
-    verdicts = [audit_submission(header, body, hotkey=HOTKEY, window=W, checkpoint=CHECK, model=world[m], env=world['env'], params=world['params'], open=OPEN,
-                                 audit=AUDIT, calibration=world['calibration']) for m in ('full', 'half')]
+    rules = dict(hotkey=HOTKEY, window=W, checkpoint=CHECK, env=world['env'], params=world['params'], open=OPEN, audit=AUDIT,
+                 calibration=world['calibration'])
+    verdicts = [audit_submission(header, body, model=world[m], **rules) for m in ('full', 'half')]
     assert [v.passed for v in verdicts] == [honest]*2, [v.reason for v in verdicts]
     assert verdicts[0].sampled_groups == verdicts[1].sampled_groups
