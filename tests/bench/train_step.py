@@ -23,7 +23,7 @@ import torch
 
 #                  groups, rollouts, prompt, completion, TRL micro-batch in sequences, our micro-batch in tokens
 SHAPES = {'tiny':    dict(groups=12, size=16, prompt=7,   completion=7,   micro=192, budget=16384),
-          'smollm2': dict(groups=1,  size=16, prompt=256, completion=256, micro=4,   budget=1536)}
+          'smollm2': dict(groups=1,  size=16, prompt=256, completion=256, micro=8,   budget=768)}
 
 
 def load(name):

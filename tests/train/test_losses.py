@@ -18,7 +18,8 @@ def recipe(config, common):
     kind = c.get('loss_type', 'dapo')
     clip = kind if kind in ('cispo', 'sapo', 'vespo') else 'ppo'
     return LossConfig(ratio=c.get('importance_sampling_level', 'token'), clip=clip, eps_low=c['epsilon'],
-                      eps_high=c['epsilon_high'], cap=c['epsilon_high'], ceiling=c.get('delta'), max_length=c['max_completion_length'],
+                      eps_high=c['epsilon_high'], cap=c['epsilon_high'], ceiling=c.get('delta'),
+                      max_length=c['max_completion_length'],
                       aggregation={'cispo': 'dapo', 'vespo': 'dapo', 'sapo': 'grpo'}.get(kind, kind))
 
 
