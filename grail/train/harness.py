@@ -205,7 +205,7 @@ def run_own(
     seed:int=0,               # of the sampling noise
 )->dict:                      # name -> what `evaluate` gives
     "pass@k of the same questions"
-    how = dict(PROTOCOLS['blog'], samples=samples, k=(1, samples)) if samples else PROTOCOLS['greedy']
+    how = dict(PROTOCOLS['blog'], samples=samples, k=sorted({1, samples})) if samples else PROTOCOLS['greedy']
     return {name: evaluate(engine, *own_tasks(name, tokenizer, qs), max_new_tokens=max_new_tokens, seed=seed, **how)
             for name, qs in questions.items()}
 
@@ -215,21 +215,22 @@ LONGEST = {'tiny': 8, 'smollm2': 128}   # tokens of a completion unless told oth
 def parse_model(
     text:str,  # 'place' or 'label=place'
 )->tuple[str, str]:
-    "Label and place"
+    "Label and place; raises `ConfigError` for what is no model"
     label, sep, place = text.partition('=')
     if not sep: label, place = '', text
     if not place: raise ConfigError(f'{text!r} names no model')
+    if place not in LONGEST and not Path(place).is_dir():
+        raise ConfigError(f'no model {place!r}: neither {" nor ".join(LONGEST)} nor a folder with a checkpoint')
     return label or (place if place in LONGEST else Path(place).name), place
 
 def load_model(
     place:str,     # 'tiny', 'smollm2', or a folder
     device='cpu',  # where to
 )->tuple:          # model, tokenizer
-    "A model to evaluate; raises `ConfigError` or `FormatError`"
+    "A model to evaluate; raises `ConfigError` if SmolLM2 is not installed, `FormatError` for what is no checkpoint"
     if place == 'tiny': model, tokenizer = tiny.genesis()
     elif place == 'smollm2': model, tokenizer = load_smollm2(device=device)
-    elif Path(place).is_dir(): model, tokenizer = model_from_files(folder_to_files(place), device=device)
-    else: raise ConfigError(f'no model {place!r}: neither {" nor ".join(LONGEST)} nor a folder with a checkpoint')
+    else: model, tokenizer = model_from_files(folder_to_files(place), device=device)
     return model.to(device).eval(), tokenizer
 
 # %% ../../nbs/train/34a_harness.ipynb #2173bafc
@@ -247,7 +248,7 @@ def compare(
     "Evaluate one or several models on the same questions; raises `ConfigError`"
     installed()
     questions = {t: benchmark(t).load(data)[:limit] for t in tasks}
-    if not models or not all(questions.values()): raise ConfigError('there is nothing to evaluate: no model, or no question')
+    if not models or not questions or not all(questions.values()): raise ConfigError('there is nothing to evaluate: no model, or no question')
     longest = max_new_tokens or max(LONGEST.get(p, 1024) for p in models.values())
     out = []
     for label, place in models.items():
@@ -282,15 +283,17 @@ def percent(x, se=None)->str:
 def table(result:dict)->str:
     "The result as Markdown, in percent"
     k = result['samples']
-    head = ['test set', 'model', 'questions', 'greedy', 'answered', *(['pass@1', f'pass@{k}'] if k > 1 else ['pass@1'] if k else []), 'change']
+    head = ['test set', 'model', 'questions', 'greedy', 'answered', *(f'pass@{j}' for j in sorted({1, k}) if k),
+            *(['change'] if len(result['models']) > 1 else [])]
     rows = []
     for t in result['tasks']:
         first = result['models'][0]['tasks'][t]['harness']
         for m in result['models']:
             h, own = m['tasks'][t]['harness'], m['tasks'][t]['own'] or {}
-            change = '' if h is first else percent(*difference(first, h))
+            change = ['' if h is first else percent(*difference(first, h))] if 'change' in head else []
             passes = [percent(own[n], own[f'{n}_se']) for n in head if n.startswith('pass@')]
-            rows.append([result['titles'][t], m['label'], h['tasks'], percent(h['exact_match'], h['exact_match_se']), percent(h['answered']), *passes, change])
+            rows.append([result['titles'][t], m['label'], h['tasks'], percent(h['exact_match'], h['exact_match_se']), percent(h['answered']),
+                         *passes, *change])
     line = lambda cells: '| ' + ' | '.join(str(c).replace('|', r'\|') for c in cells) + ' |'
     return '\n'.join([line(head), line(['---']*len(head)), *map(line, rows)])
 
