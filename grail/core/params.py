@@ -98,7 +98,7 @@ GRAIL_V0 = ProtocolParams()
 TINY     = ProtocolParams(profile='tiny', env='sort6', max_new_tokens=8, sampling='seeded', proof='grail-v2', challenge_positions=8, logprob_misses=0,
                           sampling_margin=0.01, sampling_misses=0.0, dist_min_tokens=4, dist_q10=0.003, dist_median=0.02, dist_initial_tokens=4,
                           audit_group_fraction=1.0, audit_groups_max=4, max_groups=256, max_prompt_tokens=16, max_body_bytes=4_000_000)
-STANDARD = replace(GRAIL_V0, profile='standard', proof='grail-v2', sampling='seeded')
+STANDARD = replace(GRAIL_V0, profile='standard', proof='grail-v2', sampling='seeded', audit_group_fraction=1.0, audit_groups_max=4)
 SMOLLM2  = replace(STANDARD, profile='smollm2', env='gsm8k', rollouts_per_group=4, max_new_tokens=32, logprob_misses=0, sampling_margin=0.01,
                    dist_q10=1e-4, dist_median=0.05, max_groups=64, max_prompt_tokens=512, max_body_bytes=16_000_000)
 PROFILES = {p.profile: p for p in (GRAIL_V0, STANDARD, TINY, SMOLLM2)}

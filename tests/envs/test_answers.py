@@ -1,4 +1,5 @@
 "Answers: the gathered cases, rewriting, hostile text in threads and processes, real data, throughput"
+import gc
 import json
 import multiprocessing
 import os
@@ -165,11 +166,14 @@ def attacks():
 def slowest(texts, out):
     "Most seconds of this thread's own time that a verdict took, and whether any was a yes"
     worst, any_yes = ('', 0.), []
+    gc.collect()
+    gc.disable()              # a collection of everything that the other tests left behind is not the checker's time
     for what, t in texts.items():
         for f in (lambda: equivalent(t, '3'), lambda: equivalent('3', t), lambda: bool(extract(t)) and False):
             start = time.thread_time()
             if f(): any_yes.append(what)
             worst = max(worst, (what, time.thread_time() - start), key=lambda w: w[1])
+    gc.enable()
     out.append((worst, any_yes))
 
 
@@ -195,7 +199,8 @@ def _in_process(q):
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     out = []
     slowest(attacks(), out)
-    q.put((out[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+    status = open('/proc/self/status').read()           # ru_maxrss begins with what the parent had
+    q.put((out[0], int(status.split('VmHWM:')[1].split()[0])))
 
 
 def test_hostile_text_from_four_processes_in_bounded_memory():
