@@ -25,11 +25,11 @@ def chosen_models(
     return out
 
 def evaluate(
-    model:Annotated[list[str], typer.Option(help='tiny, smollm2, or a folder with a checkpoint; label=place names it. May be repeated.')],
+    model:Annotated[list[str], typer.Option(help='tiny, smollm2, or a folder with a checkpoint; label=place names it.')],
     tasks:Annotated[str, typer.Option(help='Test sets, with commas: gsm8k, math500, amc23, sort6.')]='gsm8k,math500,amc23',
     data:Annotated[Optional[Path], typer.Option(help='Folder with the test sets; the hub if left out.', exists=True)]=None,
     limit:Annotated[Optional[int], typer.Option(min=1, help='Only the first so many questions of each set.')]=None,
-    tokens:Annotated[Optional[int], typer.Option('--max-new-tokens', min=1, help='Longest completion; what fits the model if left out.')]=None,
+    tokens:Annotated[Optional[int], typer.Option('--max-new-tokens', min=1, help='Longest completion.')]=None,
     samples:Annotated[int, typer.Option(min=0, help='Completions of each question for pass@k; 0: only greedy ones.')]=5,
     seed:Annotated[int, typer.Option(min=0, help='Of the sampling.')]=0,
     device:Annotated[str, typer.Option(help='Where to compute, e.g. cpu or cuda.')]='cpu',

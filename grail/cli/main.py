@@ -27,7 +27,8 @@ def main(
     version:Annotated[bool, typer.Option('--version', help='Print the version and stop.', is_eager=True)]=False,
     verbose:Annotated[bool, typer.Option('--verbose', '-v', help='Log what each role does.')]=False,
 ):
-    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format='%(asctime)s %(name)s %(message)s', stream=sys.stderr)
+    level = logging.INFO if verbose else logging.ERROR
+    logging.basicConfig(level=level, format='%(asctime)s %(name)s %(message)s', stream=sys.stderr)
     if version:
         out.print(f'grail {__version__}', highlight=False)
         raise typer.Exit()
@@ -77,8 +78,8 @@ def simulate(
     from grail.monitor.live import LiveTable
     from grail.monitor.report import report
     from grail.roles.simulate import begin, proceed, simulate
-    chosen = dict(profile=profile, model=model, env=env, data=data, windows=windows, seed=seed, miners=miners, validators=validators, groups=groups,
-                  rules=parse_rules(rule) if rule else None)
+    chosen = dict(profile=profile, model=model, env=env, data=data, windows=windows, seed=seed, miners=miners,
+                  validators=validators, groups=groups, rules=parse_rules(rule) if rule else None)
     try:
         if resume and any(v is not None for v in chosen.values()):
             raise typer.BadParameter('--resume takes the settings of the run in the folder; leave the other options out')

@@ -11,11 +11,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 # %% ../../nbs/roles/35_base.ipynb #18ccae91
-from ..core.basics import ConfigError, FormatError, NotFound
+from ..core.basics import NotFound, canonical_json
 from ..core.params import ProtocolParams, params_from_dict
 from ..core.window import Window
 from ..envs.base import make_env
-from ..model.files import model_from_files, weights_digest
+from ..model.files import model_from_files
 from ..network.beacon import audit_randomness, open_randomness
 from ..network.exchange import load_checkpoint
 from ..protocol.projection import Calibration
@@ -83,12 +83,14 @@ class ModelCache:
     def load(self, window:Window)->Loaded:
         "What was published in `window`; raises `NotFound` or `FormatError`"
         checkpoint = self.network.checkpoint(window)
-        params, key = params_from_dict(checkpoint.manifest['params']), checkpoint.manifest['weights']
+        params = params_from_dict(checkpoint.manifest['params'])
+        key    = canonical_json(model_files(checkpoint.manifest['files']))   # digests that were verified
         if key not in self.models: self.models[key] = model_from_files(model_files(checkpoint.files), device=self.network.device)
         self.models.move_to_end(key)
         while len(self.models) > self.size: self.models.popitem(last=False)
         model, tokenizer = self.models[key]
-        return Loaded(checkpoint, model.eval(), tokenizer, params, make_env(params.env, tokenizer, self.network.data, params.max_prompt_tokens), read_calibration(checkpoint.files))
+        env = make_env(params.env, tokenizer, self.network.data, params.max_prompt_tokens)
+        return Loaded(checkpoint, model.eval(), tokenizer, params, env, read_calibration(checkpoint.files))
 
 # %% ../../nbs/roles/35_base.ipynb #ec61510b
 class Role:

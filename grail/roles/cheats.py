@@ -7,9 +7,9 @@ __all__ = ['CHEATS', 'OtherModel', 'Noised', 'Skipping', 'Stale', 'Inflated', 'T
            'miner_class']
 
 # %% ../../nbs/roles/39_cheats.ipynb #90835479
-import numpy as np
+from dataclasses import replace
 
-from fastcore.basics import patch
+import numpy as np
 
 # %% ../../nbs/roles/39_cheats.ipynb #ce652ad3
 from ..core.basics import ConfigError, FormatError, NotFound
@@ -36,7 +36,8 @@ class OtherModel(Miner):
 class Noised(OtherModel):
     "Gaussian noise on every weight, a twentieth of its tensor's standard deviation"
     behaviour, scale = 'noised', 0.05
-    def change(self, model): return noised(model, self.scale, seed=int.from_bytes(prf('noised', self.hotkey.encode(), size=4), 'big'))
+    def change(self, model):
+        return noised(model, self.scale, seed=int.from_bytes(prf('noised', self.hotkey.encode(), size=4), 'big'))
 
 class Skipping(OtherModel):
     "Leaves the last layers out"
@@ -66,7 +67,6 @@ class Tampered(Miner):
         return [self.easier(loaded, t) for t in super().tasks(loaded, open)]
 
     def easier(self, loaded, task):
-        from dataclasses import replace
         ids = list(task.prompt_ids)
         easy = sorted(ids[:-1]) + ids[-1:] if task.env == 'sort6' else ids[:2] + ids[-8:]
         if tuple(easy) == task.prompt_ids: easy = easy[1:2]*2 + easy[2:]
@@ -101,8 +101,10 @@ class Replayed(Miner):
     def rollouts(self, loaded, tasks, completions, open):
         bucket = self.network.bucket(self.hotkey)
         try: return decode_body(bucket.get(self.key), loaded.params)
-        except NotFound: bucket.put(self.key, encode_body(super().rollouts(loaded, tasks, super().generate(loaded, tasks, open), open)))
-        return []
+        except NotFound:
+            made = super().rollouts(loaded, tasks, super().generate(loaded, tasks, open), open)
+            bucket.put(self.key, encode_body(made))
+            return []
     def generate(self, loaded, tasks, open): return []
 
 # %% ../../nbs/roles/39_cheats.ipynb #e7de4b39

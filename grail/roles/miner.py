@@ -74,7 +74,8 @@ def group_prefill(
 ):
     "The canonical forward pass of one group"
     seqs = [np.asarray([*prompt_ids, *c], dtype=np.int32) for c in completions]
-    return prefill(loaded.model, seqs, [len(prompt_ids)]*len(seqs), pad_to=len(prompt_ids) + loaded.params.max_new_tokens, visit=visit)
+    n = len(prompt_ids)
+    return prefill(loaded.model, seqs, [n]*len(seqs), pad_to=n + loaded.params.max_new_tokens, visit=visit)
 
 # %% ../../nbs/roles/36_miner.ipynb #e80402b2
 @patch
@@ -82,7 +83,8 @@ def prove(self:Miner, loaded:Loaded, group:int, task, completions:list, open:byt
     "Log-probs and proofs of one group: two lists of arrays"
     out = group_prefill(loaded, task.prompt_ids, completions)
     contexts = [ProofContext(open, self.hotkey, group, i) for i in range(len(completions))]
-    proofs = proof_scheme(loaded.params, loaded.calibration).commit(out.hidden, out.lengths, [len(task.prompt_ids)]*len(completions), contexts)
+    scheme = proof_scheme(loaded.params, loaded.calibration)
+    proofs = scheme.commit(out.hidden, out.lengths, [len(task.prompt_ids)]*len(completions), contexts)
     logprobs = out.logprobs.cpu().numpy()
     return [logprobs[i, :n].astype(np.float32) for i, n in enumerate(out.lengths)], proofs
 
@@ -99,6 +101,7 @@ def rollouts(self:Miner, loaded:Loaded, tasks:list, completions:list, open:bytes
                                float(outcome.reward), bool(outcome.success)))
     return out
 
+# %% ../../nbs/roles/36_miner.ipynb #50c1d6d1
 @patch
 def reward(self:Miner, loaded:Loaded, task, completion:list):
     "The environment's verdict on one completion"

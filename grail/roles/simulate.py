@@ -34,11 +34,13 @@ from ..verify.pipeline import verdict_bytes
 
 # %% ../../nbs/roles/43_simulate.ipynb #ecd6d92a
 DEFAULTS = {
-    'tiny':    dict(profile='tiny',    windows=40, groups=32, miners='honest:3,noised,stale,inflated,tampered,constant,copied,replayed',
-                    eval_every=5, eval_tasks=200, eval_samples=5),
+    'tiny':    dict(profile='tiny', windows=40, groups=32, eval_every=5,
+                    miners='honest:3,noised,stale,inflated,tampered,constant,copied,replayed',
+                    eval_tasks=200, eval_samples=5),
     'smollm2': dict(profile='smollm2', windows=2,  groups=2,  miners='honest,skip10', eval_every=0, eval_tasks=4, eval_samples=1),
 }
 
+# %% ../../nbs/roles/43_simulate.ipynb #d21873c5
 @dataclass(frozen=True)
 class Settings:
     "A simulated network"
@@ -56,11 +58,13 @@ class Settings:
     data:str = ''       # file with its questions, if it needs one
     rules:dict = field(default_factory=dict)  # fields of `ProtocolParams` that differ from the profile's
 
+# %% ../../nbs/roles/43_simulate.ipynb #4d25b579
 def settings(
-    model:str='tiny',  # decides the defaults
+    model:str=None,    # decides the defaults; None: the one that the profile is for, or else 'tiny'
     **changes,         # other fields; None leaves the default
 )->Settings:
     "Settings for `model`, with changes; raises `ConfigError`"
+    if model is None: model = changes['profile'] if changes.get('profile') in DEFAULTS else 'tiny'
     if model not in DEFAULTS: raise ConfigError(f'no model {model!r}, there are: {", ".join(DEFAULTS)}')
     s = Settings(model=model, **{**DEFAULTS[model], **{k: v for k, v in changes.items() if v is not None}})
     for name, least in dict(windows=1, groups=1, validators=1, eval_tasks=1, eval_samples=1, eval_every=0, seed=0).items():
@@ -92,14 +96,16 @@ def keypair(
     return Keypair.create_from_seed(bytes.fromhex(sha256(f'grail simulation {seed} {role}'.encode())))
 
 # %% ../../nbs/roles/43_simulate.ipynb #b2d2d1f0
-OF_THE_MODEL = ('env', 'max_new_tokens', 'rollouts_per_group', 'challenge_positions', 'logprob_abs', 'logprob_rel', 'logprob_misses', 'dist_min_tokens',
-                'dist_q10', 'dist_median', 'dist_initial_tokens', 'sampling_margin', 'sampling_misses', 'audit_all_below', 'audit_group_fraction',
-                'audit_groups_max', 'max_groups', 'max_prompt_tokens', 'max_body_bytes')
+OF_THE_MODEL = ('env', 'max_new_tokens', 'rollouts_per_group', 'challenge_positions', 'logprob_abs', 'logprob_rel', 'logprob_misses',
+                'dist_min_tokens', 'dist_q10', 'dist_median', 'dist_initial_tokens', 'sampling_margin', 'sampling_misses',
+                'audit_all_below', 'audit_group_fraction', 'audit_groups_max', 'max_groups', 'max_prompt_tokens', 'max_body_bytes')
 
 def rules(s:Settings)->ProtocolParams:
     "The protocol's parameters of a simulation; raises `ConfigError` or `FormatError`"
     p, own = profile(s.profile), profile(DEFAULTS[s.model]['profile'])
-    if p != own: p = replace(p, **{f: getattr(own, f) for f in OF_THE_MODEL}, eos_min_prob=own.eos_min_prob if p.sampling == 'seeded' else 1e-6)
+    if p != own:
+        floor = own.eos_min_prob if p.sampling == 'seeded' else 1e-6
+        p = replace(p, **{f: getattr(own, f) for f in OF_THE_MODEL}, eos_min_prob=floor)
     if s.env: p = replace(p, env=s.env)
     unknown = set(s.rules) - {f.name for f in fields(ProtocolParams)}
     if unknown: raise ConfigError(f'there is no rule {", ".join(sorted(unknown))}')
@@ -131,16 +137,18 @@ class Simulation:
     ):
         self.s,self.out = s,Path(out)
         self.clock    = VirtualClock(START)
-        self.chain    = LocalChain(self.out/'chain.db', self.clock, genesis_time=START, block_time=BLOCK_TIME, seed=f'simulation {s.seed}')
+        self.chain    = LocalChain(self.out/'chain.db', self.clock, START, BLOCK_TIME, seed=f'simulation {s.seed}')
         self.beacon   = LocalBeacon(sha256(f'beacon {s.seed}'.encode()).encode(), self.clock, START)
         keys          = {r: keypair(s.seed, r) for r in ['trainer', *(f'validator {i}' for i in range(s.validators))]}
-        self.network  = Network(self.chain, self.beacon, Buckets(self.out/'buckets', self.clock), keys['trainer'].ss58_address, s.data or None)
+        buckets       = Buckets(self.out/'buckets', self.clock)
+        self.network  = Network(self.chain, self.beacon, buckets, keys['trainer'].ss58_address, s.data or None)
         self.timeline,self.metrics = Timeline(self.out/'timeline.jsonl'),MetricsFile(self.out/'metrics.jsonl')
         self.models   = ModelCache(self.network)
         node = dict(network=self.network, models=self.models, timeline=self.timeline)
         model, tokenizer = starting_point(s)
         self.params = rules(s)
-        self.trainer    = Trainer(keys['trainer'], name='trainer', model=model, tokenizer=tokenizer, params=self.params, config=training(s), **node)
+        self.trainer    = Trainer(keys['trainer'], name='trainer', model=model, tokenizer=tokenizer, params=self.params,
+                                  config=training(s), **node)
         self.validators = [Validator(keys[f'validator {i}'], name=f'validator-{i}', **node) for i in range(s.validators)]
         self.miners     = self.make_miners(node)
         self.next       = FIRST         # the window that comes next
@@ -157,7 +165,8 @@ def make_miners(self:Simulation, node:dict)->list:
     for b in parse_miners(self.s.miners):
         i = seen[b] = seen.get(b, -1) + 1
         speed = max(4 - i, 1) if b == 'honest' else 1
-        out.append(miner_class(b)(keypair(self.s.seed, f'{b} {i}'), groups=max(1, self.s.groups*speed//4), name=f'{b}-{i}', **node))
+        groups = max(1, self.s.groups*speed//4)
+        out.append(miner_class(b)(keypair(self.s.seed, f'{b} {i}'), groups=groups, name=f'{b}-{i}', **node))
     return out
 
 # %% ../../nbs/roles/43_simulate.ipynb #62a0ff68
@@ -191,8 +200,9 @@ def step(self:Simulation, window:Window)->tuple[dict, list[dict]]:
     for m in sorted(self.miners, key=lambda m: m.behaviour != 'honest'): self.rollouts[m.name] = m.run(window)
     self.at(window, 27)
     checkpoint = self.trainer.publish(window)
-    line = dict(kind='window', window=int(window), index=window.index, block=self.chain.block(), train=learned.pop('train'), val=self.evaluate(window),
-                checkpoint=checkpoint, verdicts_agree=len({tuple(map(verdict_bytes, vs)) for vs in verdicts}) == 1, **learned)
+    line = dict(kind='window', window=int(window), index=window.index, block=self.chain.block(), checkpoint=checkpoint,
+                train=learned.pop('train'), val=self.evaluate(window), **learned,
+                verdicts_agree=len({tuple(map(verdict_bytes, vs)) for vs in verdicts}) == 1)
     return {**line, 'window_seconds': round(time.time() - start, 3)}, self.miner_lines(window - 1, verdicts[0], before)
 
 # %% ../../nbs/roles/43_simulate.ipynb #980e43cf
@@ -200,19 +210,21 @@ def step(self:Simulation, window:Window)->tuple[dict, list[dict]]:
 def miner_lines(self:Simulation, window:Window, verdicts:list, rollouts:dict)->list[dict]:
     "What became of each miner's work in `window`"
     if window < FIRST: return []
-    stakes  = {n.hotkey: n.stake for n in self.chain.metagraph()}
-    weights = consensus(self.chain.weights(), stakes)
-    found   = {v.hotkey: v for v in verdicts}
-    lines   = []
+    weights = consensus(self.chain.weights(), {n.hotkey: n.stake for n in self.chain.metagraph()})
+    found, ledger, lines = {v.hotkey: v for v in verdicts}, self.validators[0].ledger, []
     for m in self.miners:
-        v, ledger = found.get(m.hotkey), self.validators[0].ledger
-        lines.append(dict(kind='miner', window=int(window), name=m.name, behaviour=m.behaviour, hotkey=m.hotkey, audited=v is not None,
-                          passed=v.passed if v else None, failed_checks=list(v.failed_checks) if v and not v.passed else [],
-                          anomalies=sum(c['failed'] for c in v.checks if c['severity'] == 'soft') if v else 0, reason=v.reason if v else '',
-                          rollouts=rollouts.get(m.name, 0), credited=v.rollouts if v else 0, weight=round(weights.get(m.hotkey, 0.), 9),
-                          trusted=weights.get(m.hotkey, 0.) > 0, banned=ledger is not None and ledger.banned(m.hotkey, int(window + 1))))
+        v, weight = found.get(m.hotkey), weights.get(m.hotkey, 0.)
+        judged = next((r for r in ledger.history.get(m.hotkey, ()) if r.window == int(window) and r.audited), None) if ledger else None
+        passed = judged.passed if judged else None
+        lines.append(dict(
+            kind='miner', window=int(window), name=m.name, behaviour=m.behaviour, hotkey=m.hotkey, rollouts=rollouts.get(m.name, 0),
+            audited=judged is not None, passed=passed, failed_checks=list(judged.failed) if passed is False else [],
+            reason=v.reason if v else '', anomalies=sum(c['failed'] for c in v.checks if c['severity'] == 'soft') if v else 0,
+            credited=v.rollouts if v else 0, weight=round(weight, 9), trusted=weight > 0,
+            banned=ledger is not None and ledger.banned(m.hotkey, int(window + 1))))
     return lines
 
+# %% ../../nbs/roles/43_simulate.ipynb #c6f1dd0e
 @patch
 def evaluate(self:Simulation, window:Window)->dict|None:
     "pass@1 and pass@5 on held-out tasks, in the windows in which it is due"
@@ -283,6 +295,7 @@ def clear(out):
         path = out/name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
+# %% ../../nbs/roles/43_simulate.ipynb #c3eeaf11
 def begin(s:Settings, out, overwrite:bool=False)->Simulation:
     "A new run in `out`"
     out = Path(out)

@@ -51,7 +51,8 @@ class Trainer(Role):
         self.model,self.tokenizer,self.params = model,tokenizer,params
         self.learner  = Learner(model, config)
         self.env      = make_env(params.env, tokenizer, network.data, params.max_prompt_tokens)
-        self.parent,self.steps,self.calibration,self.calibrated = '',0,None,None   # `calibrated`: the step at which it was checked last
+        self.parent,self.steps,self.calibration = '',0,None
+        self.calibrated = None                 # the step at which the calibration was checked last
 
 # %% ../../nbs/roles/38_trainer.ipynb #d71e5fb3
 @patch
@@ -95,7 +96,8 @@ def success_rates(
 )->dict:            # 'pass@k' -> mean over groups, None if there is nothing
     "What the miners' own rollouts say about the model"
     tries, wins = Counter(r[:2] for r in rollouts), Counter(r[:2] for r in rollouts if r[2])
-    return {f'pass@{j}': float(np.mean([pass_at_k(wins[g], n, min(j, n)) for g, n in tries.items()])) if tries else None for j in k}
+    rate = lambda j: float(np.mean([pass_at_k(wins[g], n, min(j, n)) for g, n in tries.items()]))
+    return {f'pass@{j}': rate(j) if tries else None for j in k}
 
 # %% ../../nbs/roles/38_trainer.ipynb #209c5269
 @patch
@@ -132,16 +134,23 @@ def learn(self:Trainer, window:Window)->dict:
 
 # %% ../../nbs/roles/38_trainer.ipynb #8a02f705
 @patch
+def sampling(self:Trainer)->dict:
+    "How the protocol samples, as arguments of an engine"
+    p = self.params
+    return dict(max_new_tokens=p.max_new_tokens, temperature=p.temperature, top_k=p.top_k, top_p=p.top_p,
+                eos_id=self.tokenizer.eos_token_id)
+
+@patch
 def noise_pairs(self:Trainer,
     groups:int=16,  # how many tasks, each with a group of rollouts
 )->list:            # (states [n, H], the same in bfloat16), one pair a rollout
     "What honest noise is for the present weights"
-    p, rough = self.params, model_from_files(model_to_files(self.model, self.tokenizer), self.network.device, torch.bfloat16)[0].eval()
+    p, n  = self.params, self.params.rollouts_per_group
+    rough = model_from_files(model_to_files(self.model, self.tokenizer), self.network.device, torch.bfloat16)[0].eval()
     tasks = [self.env.task(int.from_bytes(prf('calibration task', as_part(i), size=8), 'big')) for i in range(groups)]
-    keys  = [prf('calibration noise', as_part(g), as_part(i), size=16) for g in range(groups) for i in range(p.rollouts_per_group)]
-    prompts = [list(t.prompt_ids) for t in tasks for _ in range(p.rollouts_per_group)]
-    texts = TransformersEngine(self.model.eval()).generate(prompts, keys, max_new_tokens=p.max_new_tokens, temperature=p.temperature, top_k=p.top_k,
-                                                           top_p=p.top_p, eos_id=self.tokenizer.eos_token_id)
+    keys  = [prf('calibration noise', as_part(g), as_part(i), size=16) for g in range(groups) for i in range(n)]
+    prompts = [list(t.prompt_ids) for t in tasks for _ in range(n)]
+    texts = TransformersEngine(self.model.eval()).generate(prompts, keys, **self.sampling())
     rows  = [np.array(a + b, np.int32) for a, b in zip(prompts, texts)]
     fine, coarse = (prefill(m, rows, [len(a) for a in prompts]) for m in (self.model, rough))
     return [(a[:n].float(), b[:n].float()) for a, b, n in zip(fine.hidden, coarse.hidden, fine.lengths)]
@@ -176,10 +185,8 @@ def evaluate(self:Trainer,
     samples:int=5,   # completions of each
 )->dict:             # 'pass@1', 'pass@5', ...
     "Sample held-out tasks with the present weights, as the protocol samples"
-    p = self.params
     with self.span(window, 'evaluate'):
-        return evaluate(TransformersEngine(self.model.eval()), self.env, self.env.validation(tasks), samples=samples, temperature=p.temperature,
-                        top_k=p.top_k, top_p=p.top_p, max_new_tokens=p.max_new_tokens, eos_id=self.tokenizer.eos_token_id)
+        return evaluate(TransformersEngine(self.model.eval()), self.env, self.env.validation(tasks), samples=samples, **self.sampling())
 
 # %% ../../nbs/roles/38_trainer.ipynb #a54c23b8
 @patch

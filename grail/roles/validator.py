@@ -111,6 +111,7 @@ def run(self:Validator, window:Window)->list[Verdict]:
     with self.span(window, 'verify'): verdicts = [self.audit(h, target, due, open, audit) for h in chosen]
     for v in verdicts: ledger.record(v, claims[v.hotkey])
     with self.span(window, 'publish'):
-        for v in verdicts: publish_verdict(self.network.bucket(self.hotkey), self.hotkey, target, v.hotkey, sign_verdict(self.keypair, v))
+        own = self.network.bucket(self.hotkey)
+        for v in verdicts: publish_verdict(own, self.hotkey, target, v.hotkey, sign_verdict(self.keypair, v))
         self.set_weights(target)
     return verdicts

@@ -107,7 +107,8 @@ def render(
     messages:list,    # dicts with 'role' and 'content'
 )->str:
     "Messages as the text that the model continues"
-    if getattr(tokenizer, 'chat_template', None): return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    if getattr(tokenizer, 'chat_template', None):
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     texts = [m['content'] for m in messages]
     return texts[0] if len(texts) == 1 else ''.join(t + '\n\n' for t in texts)
 
@@ -121,7 +122,8 @@ def completions(
     ids = [tokenizer(p, add_special_tokens=False)['input_ids'] for p in prompts]
     eos = tokenizer.eos_token_id
     outs = engine.generate(ids, [bytes(16)]*len(ids), max_new_tokens, temperature=0., eos_id=eos)
-    return [tokenizer.decode([t for t in out if t != eos], skip_special_tokens=False, clean_up_tokenization_spaces=False) for out in outs]
+    text = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return [text([t for t in out if t != eos]) for out in outs]
 
 # %% ../../nbs/train/34a_harness.ipynb #05a22739
 def harness_model(
@@ -248,7 +250,8 @@ def compare(
     "Evaluate one or several models on the same questions; raises `ConfigError`"
     installed()
     questions = {t: benchmark(t).load(data)[:limit] for t in tasks}
-    if not models or not questions or not all(questions.values()): raise ConfigError('there is nothing to evaluate: no model, or no question')
+    if not models or not questions or not all(questions.values()):
+        raise ConfigError('there is nothing to evaluate: no model, or no question')
     longest = max_new_tokens or max(LONGEST.get(p, 1024) for p in models.values())
     out = []
     for label, place in models.items():
@@ -292,8 +295,8 @@ def table(result:dict)->str:
             h, own = m['tasks'][t]['harness'], m['tasks'][t]['own'] or {}
             change = ['' if h is first else percent(*difference(first, h))] if 'change' in head else []
             passes = [percent(own[n], own[f'{n}_se']) for n in head if n.startswith('pass@')]
-            rows.append([result['titles'][t], m['label'], h['tasks'], percent(h['exact_match'], h['exact_match_se']), percent(h['answered']),
-                         *passes, *change])
+            greedy = percent(h['exact_match'], h['exact_match_se'])
+            rows.append([result['titles'][t], m['label'], h['tasks'], greedy, percent(h['answered']), *passes, *change])
     line = lambda cells: '| ' + ' | '.join(str(c).replace('|', r'\|') for c in cells) + ' |'
     return '\n'.join([line(head), line(['---']*len(head)), *map(line, rows)])
 
@@ -306,11 +309,15 @@ def chart(result:dict, axes=None):
     width, greys = .8/len(models), np.linspace(.9, .5, len(models)) if len(models) > 1 else [.7]
     for i, m in enumerate(models):
         scores = [m['tasks'][t]['harness'] for t in tasks]
-        heights, errors = [100*s['exact_match'] for s in scores], [100*(s['exact_match_se'] or 0) for s in scores]
+        heights = [100*s['exact_match'] for s in scores]
+        errors  = [100*(s['exact_match_se'] or 0) for s in scores]
         x = np.arange(len(tasks)) + (i - (len(models)-1)/2)*width
-        axes.bar(x, heights, .92*width, yerr=errors, capsize=3, color=str(greys[i]), edgecolor='black', linewidth=.6, label=m['label'])
-        for a, h, e in zip(x, heights, errors): axes.annotate(f'{h:.1f}', (a, h + e), (0, 3), textcoords='offset points', ha='center', fontsize=8)
-    axes.set_xticks(range(len(tasks)), [f"{result['titles'][t]}\n{models[0]['tasks'][t]['harness']['tasks']} questions" for t in tasks])
+        axes.bar(x, heights, .92*width, yerr=errors, capsize=3, color=str(greys[i]), edgecolor='black', linewidth=.6,
+                 label=m['label'])
+        for a, h, e in zip(x, heights, errors):
+            axes.annotate(f'{h:.1f}', (a, h + e), (0, 3), textcoords='offset points', ha='center', fontsize=8)
+    asked = [models[0]['tasks'][t]['harness']['tasks'] for t in tasks]
+    axes.set_xticks(range(len(tasks)), [f"{result['titles'][t]}\n{n} questions" for t, n in zip(tasks, asked)])
     axes.set(ylabel='right, greedy (%)', ylim=(0, max(10, min(112, 1.15*max(p.get_height() for p in axes.patches) + 8))))
     axes.spines[['top', 'right']].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc='lower left', bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0)
@@ -329,8 +336,10 @@ def write(
     made = ', '.join(f'{k} {v}' for k, v in result['versions'].items())
     asked = f"the first {result['limit']} questions of each" if result['limit'] else 'all questions'
     how = PROTOCOLS['blog']
-    passes = f" pass@k: {result['samples']} samples at temperature {how['temperature']}, top-p {how['top_p']}, top-k {how['top_k']}, seed {result['seed']}."
-    paths[1].write_text(f'# Evaluation\n\n{table(result)}\n\nIn percent, ± one standard error; {asked}, completions of at most {result["max_new_tokens"]} '
-                        f'tokens. Greedy: through the harness.{passes if result["samples"] else ""} Made with {made}.\n\n![](eval.png)\n', encoding='utf-8')
+    passes = (f" pass@k: {result['samples']} samples at temperature {how['temperature']}, top-p {how['top_p']}, "
+              f"top-k {how['top_k']}, seed {result['seed']}.") if result['samples'] else ''
+    text = (f'# Evaluation\n\n{table(result)}\n\nIn percent, ± one standard error; {asked}, completions of at most '
+            f'{result["max_new_tokens"]} tokens. Greedy: through the harness.{passes} Made with {made}.\n\n![](eval.png)\n')
+    paths[1].write_text(text, encoding='utf-8')
     chart(result).figure.savefig(paths[2], dpi=150, metadata={'Software': None})
     return paths

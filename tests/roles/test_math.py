@@ -13,8 +13,9 @@ pytestmark = pytest.mark.smollm
 @pytest.fixture(scope='module')
 def lines(data, tmp_path_factory):
     out = tmp_path_factory.mktemp('math')/'run'
-    command = [sys.executable, '-c', 'from grail.cli.main import app; app()', 'simulate', '--model', 'smollm2', '--env', 'math', '--data',
-               str(data/'math500_test.json'), '--windows', '2', '--groups', '1', '--miners', 'honest', '--validators', '1', '--out', str(out)]
+    command = [sys.executable, '-c', 'from grail.cli.main import app; app()', 'simulate', '--model', 'smollm2', '--env', 'math',
+               '--data', str(data/'math500_test.json'), '--windows', '2', '--groups', '1', '--miners', 'honest',
+               '--validators', '1', '--out', str(out)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {'OMP_NUM_THREADS': str(os.cpu_count())})
     assert done.returncode == 0, done.stderr[-3000:]
     return read_metrics(out/'metrics.jsonl')
