@@ -79,7 +79,7 @@ def deadline(
     return chain.block_time(Window(int(window)).end) + grace_seconds
 
 # %% ../../nbs/network/27_beacon.ipynb #e80cb879
-AUDIT_MARGIN = 2.0   # seconds: one for timestamps in whole seconds, one for clocks
+AUDIT_MARGIN = 12.0   # seconds: a block, in which validators note what was submitted; more than clocks and timestamps differ
 
 def audit_randomness(
     chain,                     # block times

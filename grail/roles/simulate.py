@@ -4,22 +4,24 @@
 
 # %% auto #0
 __all__ = ['DEFAULTS', 'START', 'FIRST', 'OF_THE_MODEL', 'LINES', 'FILES', 'Settings', 'settings', 'parse_miners', 'keypair',
-           'rules', 'starting_point', 'training', 'Simulation', 'count_lines', 'keep_lines', 'last_state', 'clear',
-           'begin', 'proceed', 'simulate']
+           'rules', 'starting_point', 'training', 'Simulation', 'count_lines', 'keep_lines', 'last_state',
+           'read_settings', 'clear', 'lock', 'begin', 'proceed', 'simulate']
 
 # %% ../../nbs/roles/43_simulate.ipynb #a7e0e0c7
-import json, os, shutil, time
+import fcntl, json, os, shutil, sqlite3, time
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
 from bittensor_core import Keypair
 from fastcore.basics import patch
+from safetensors import SafetensorError
 
 # %% ../../nbs/roles/43_simulate.ipynb #c2cfc37c
-from ..core.basics import ConfigError, FormatError, canonical_json, sha256
+from ..core.basics import ConfigError, FormatError, GrailError, canonical_json, parse_json, sha256
 from ..core.params import ProtocolParams, params_to_dict, profile
 from ..core.window import BLOCK_TIME, WINDOW_LENGTH, Window
+from ..envs.base import make_env
 from ..incentive.trust import consensus
 from ..monitor.metrics import MetricsFile, Timeline, read_metrics
 from ..network.beacon import LocalBeacon
@@ -80,7 +82,7 @@ def parse_miners(text:str)->list[str]:
         name, _, n = part.partition(':')
         miner_class(name)
         if not (n or '1').isdecimal(): raise ConfigError(f'{part!r}: after the colon stands how many, a whole number')
-        out += [name]*int(n or 1)
+        out += [name]*min(int((n or '1')[:9]), 201)
     if not 1 <= len(out) <= 200: raise ConfigError(f'a network needs 1 to 200 miners, got {len(out)} from {text!r}')
     return out
 
@@ -107,6 +109,7 @@ def rules(s:Settings)->ProtocolParams:
         floor = own.eos_min_prob if p.sampling == 'seeded' else 1e-6
         p = replace(p, **{f: getattr(own, f) for f in OF_THE_MODEL}, eos_min_prob=floor)
     if s.env: p = replace(p, env=s.env)
+    p = replace(p, **{f: v for f, v in s.rules.items() if f in OF_THE_MODEL + ()}) if False else p
     unknown = set(s.rules) - {f.name for f in fields(ProtocolParams)}
     if unknown: raise ConfigError(f'there is no rule {", ".join(sorted(unknown))}')
     return replace(p, **s.rules)
@@ -191,6 +194,8 @@ def at(self:Simulation, window:Window, block:int):
 def step(self:Simulation, window:Window)->tuple[dict, list[dict]]:
     "Everything that happens in `window`: the network's line of metrics, and the miners' lines for the window before"
     start = time.time()
+    self.at(window, 0)
+    for v in self.validators: v.observe(window - 1)
     self.at(window, 4)
     verdicts = [v.run(window) for v in self.validators]
     self.at(window, 5)
@@ -241,8 +246,9 @@ def count_lines(path)->int:
 
 def keep_lines(path, n:int):
     "Cut a file after its first `n` lines"
-    part = Path(path).with_suffix('.part')
-    part.write_bytes(b''.join(Path(path).read_bytes().splitlines(keepends=True)[:n]))
+    part, lines = Path(path).with_suffix('.part'), Path(path).read_bytes().splitlines(keepends=True)
+    if len(lines) < n: raise ConfigError(f'{path} has {len(lines)} lines, it had {n}')
+    part.write_bytes(b''.join(lines[:n]))
     os.replace(part, path)
 
 @patch
@@ -284,34 +290,73 @@ def restore(cls:Simulation, s:Settings, out)->'Simulation':
     return sim
 
 # %% ../../nbs/roles/43_simulate.ipynb #b8102256
-FILES = ('settings.json', 'metrics.jsonl', 'timeline.jsonl', 'chain.db', 'chain.db-wal', 'chain.db-shm', 'buckets', 'state')
+FILES = ('metrics.jsonl', 'timeline.jsonl', 'chain.db', 'chain.db-wal', 'chain.db-shm', 'buckets', 'state', 'settings.json')
 
+def read_settings(out)->Settings|None:
+    "Settings of the run in `out`, None if there is none; raises `ConfigError` if what is there is not a run's"
+    path = Path(out)/'settings.json'
+    if not path.exists(): return None
+    try: d = parse_json(path.read_bytes())
+    except (OSError, FormatError) as e: raise ConfigError(f'{path} cannot be read: {e}') from e
+    if not isinstance(d, dict) or set(d) != {f.name for f in fields(Settings)}:
+        raise ConfigError(f'{path} is not of a run: choose another folder')
+    return Settings(**d)
+
+# %% ../../nbs/roles/43_simulate.ipynb #c3eeaf11
 def clear(out):
     "Remove what a run made; raises `ConfigError` if there is something in `out` that is not a run's"
     out = Path(out)
-    if out.exists() and any(out.iterdir()) and not (out/'settings.json').exists():
+    if out.exists() and not out.is_dir(): raise ConfigError(f'{out} is not a folder')
+    if out.exists() and read_settings(out) is None and {p.name for p in out.iterdir()} - {'lock'}:
         raise ConfigError(f'{out} is not empty and holds no run: choose another folder')
     for name in FILES:
         path = out/name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
-# %% ../../nbs/roles/43_simulate.ipynb #c3eeaf11
-def begin(s:Settings, out, overwrite:bool=False)->Simulation:
-    "A new run in `out`"
-    out = Path(out)
-    if (out/'settings.json').exists() and not overwrite:
-        raise ConfigError(f'{out} holds a run already: go on with it (--resume), replace it (--overwrite), or choose another folder')
-    clear(out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out/'settings.json').write_bytes(canonical_json(asdict(s)))
-    return Simulation(s, out)
+# %% ../../nbs/roles/43_simulate.ipynb #34e7c208
+def lock(out):
+    "The open lock of the folder; raises `ConfigError` if another process works in it"
+    f = open(Path(out)/'lock', 'w')
+    try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        f.close()
+        raise ConfigError(f'another process works in {out}') from e
+    return f
 
-def proceed(out)->Simulation:
-    "The run in `out`, where it stopped"
+# %% ../../nbs/roles/43_simulate.ipynb #5acb3122
+def begin(s:Settings, out, overwrite:bool=False)->Simulation:
+    "A new run in `out`; raises `ConfigError`, and then the folder is as it was"
     out = Path(out)
-    if not (out/'settings.json').exists(): raise ConfigError(f'{out} holds no run that could be resumed')
-    s = Settings(**json.loads((out/'settings.json').read_bytes()))
-    return Simulation.restore(s, out) if last_state(out) else begin(s, out, overwrite=True)
+    if out.is_dir() and read_settings(out) and not overwrite:
+        raise ConfigError(f'{out} holds a run: go on with it (--resume), replace it (--overwrite), or choose another folder')
+    data, p = canonical_json(asdict(s)), rules(s)
+    make_env(p.env, starting_point(s)[1], s.data or None, p.max_prompt_tokens)
+    if not out.is_dir() or read_settings(out) is None: clear(out)            # refuses what is not a run's
+    out.mkdir(parents=True, exist_ok=True)
+    held = lock(out)
+    clear(out)
+    (out/'settings.json').write_bytes(data)
+    sim = Simulation(s, out)
+    sim.lock = held
+    return sim
+
+# %% ../../nbs/roles/43_simulate.ipynb #bee3c8df
+def proceed(out)->Simulation:
+    "The run in `out`, where it stopped; raises `ConfigError`"
+    out = Path(out)
+    s   = read_settings(out) if out.is_dir() else None
+    if s is None: raise ConfigError(f'{out} holds no run that could be resumed')
+    if last_state(out) is None:
+        if (out/'metrics.jsonl').exists() and (out/'metrics.jsonl').stat().st_size:
+            raise ConfigError(f'the state of the run in {out} is missing: it cannot be resumed, only replaced (--overwrite)')
+        return begin(s, out, overwrite=True)                 # it was stopped in its first window
+    held = lock(out)
+    try: sim = Simulation.restore(s, out)
+    except (OSError, ValueError, KeyError, TypeError, sqlite3.Error, SafetensorError, GrailError) as e:
+        held.close()
+        raise ConfigError(f'the state of the run in {out} is damaged: {type(e).__name__}: {e}') from e
+    sim.lock = held
+    return sim
 
 # %% ../../nbs/roles/43_simulate.ipynb #b0614ddf
 def simulate(

@@ -17,11 +17,12 @@ from fastcore.basics import patch
 # %% ../../nbs/roles/38_trainer.ipynb #ea045156
 from ..core.basics import FormatError, NotFound, canonical_json, parse_json
 from ..core.params import ProtocolParams
-from ..core.window import Window
+from ..core.window import WINDOW_LENGTH, Window
 from ..envs.base import make_env
 from ..incentive.trust import trusted
 from ..model.engine import TransformersEngine
 from ..model.files import model_from_files, model_to_files, weights_digest
+from ..network.chain import Unavailable
 from ..network.exchange import fetch_submission, publish_checkpoint
 from ..model.forward import prefill
 from ..protocol.projection import Calibration, calibrate_projection, stale
@@ -58,8 +59,10 @@ class Trainer(Role):
 @patch
 def trust(self:Trainer)->list[str]:
     "Hotkeys whose rollouts may be trained on, best first"
-    stakes = {n.hotkey: n.stake for n in self.network.chain.metagraph() if n.validator}
-    return trusted(self.network.chain.weights(), stakes)
+    chain  = self.network.chain
+    stakes = {n.hotkey: n.stake for n in chain.metagraph() if n.validator}
+    since  = max(0, chain.block() - self.params.weight_history*WINDOW_LENGTH)
+    return trusted(chain.weights(since), stakes)
 
 # %% ../../nbs/roles/38_trainer.ipynb #a4715c21
 @patch
@@ -104,14 +107,14 @@ def success_rates(
 def collect(self:Trainer, window:Window)->tuple[list, list, dict]:
     "Groups of the trusted miners for `window`, (hotkey, group, success) of every rollout, and what was left out"
     try: due = self.models.load(window - 1)
-    except (NotFound, FormatError) as e:
+    except (NotFound, FormatError, Unavailable) as e:
         log.info('window %d: nothing to train on: %s', window, e)
         return [], [], {}
     groups, results, counts = [], [], Counter(miners_trusted=0, miners_used=0, miners_refused=0)
     for hotkey in self.trust():
         counts['miners_trusted'] += 1
         try: rollouts = self.fetch(hotkey, window, due)
-        except NotFound: continue
+        except (NotFound, Unavailable): continue
         except FormatError as e:
             counts['miners_refused'] += 1
             log.warning('window %d: %s is left out: %s', window, hotkey, e)

@@ -11,11 +11,11 @@ import logging
 from fastcore.basics import patch
 
 # %% ../../nbs/roles/37_validator.ipynb #96ae10a1
-from ..core.basics import FormatError, NotFound
+from ..core.basics import FormatError, LimitError, NotFound, sha256
 from ..core.window import Window
 from ..incentive.weights import earned, weights
 from ..network.beacon import Unavailable, deadline
-from ..network.exchange import fetch_header, fetch_submission, publish_verdict, submission_key
+from ..network.exchange import MAX_HEADER, fetch_header, fetch_submission, publish_verdict, submission_key
 from .base import Loaded, Network, Role
 from ..verify.audit import Ledger, ledger_from_dict, ledger_to_dict, select_miners
 from ..core.params import params_digest
@@ -34,7 +34,7 @@ class Validator(Role):
         **kwargs,          # `models`, `timeline`, `name` of a `Role`
     ):
         super().__init__(keypair, network, **kwargs)
-        self.saved,self.ledger = ledger,None
+        self.saved,self.ledger,self.seen = ledger,None,{}
 
 # %% ../../nbs/roles/37_validator.ipynb #814f2924
 @patch
@@ -54,17 +54,32 @@ def state(self:Validator)->dict|None:
 def in_time(self:Validator, hotkey:str, window:Window, params)->bool:
     "Is there a header of `hotkey` for `window` that was stored before the deadline?"
     try: stat = self.network.bucket(hotkey).head(submission_key(window, hotkey))
-    except (NotFound, FormatError): return False
+    except (NotFound, FormatError, Unavailable): return False
     return stat.modified <= deadline(self.network.chain, window, params.grace_seconds)
 
 @patch
 def claims(self:Validator, window:Window, params)->dict:
     "Miners that submitted for `window`: hotkey -> rollouts that the header claims, 0 if it cannot be read"
-    out = {}
-    for hotkey in (n.hotkey for n in self.network.chain.metagraph() if self.in_time(n.hotkey, window, params)):
+    out, seen = {}, self.seen.get(int(window), {})
+    for hotkey in (n.hotkey for n in self.network.chain.metagraph()):
+        if hotkey not in seen and not self.in_time(hotkey, window, params): continue
         try: out[hotkey] = fetch_header(self.network.bucket(hotkey), self.network.chain, hotkey, window, params)[0].rollouts
-        except (NotFound, FormatError): out[hotkey] = 0
+        except (NotFound, FormatError, Unavailable): out[hotkey] = 0
     return out
+
+# %% ../../nbs/roles/37_validator.ipynb #85a94c98
+@patch
+def observe(self:Validator, window:Window)->dict:
+    "Note who submitted for `window`, right after its deadline; returns hotkey -> digest of the header"
+    try: params = self.models.load(window - 1).params
+    except (NotFound, FormatError, Unavailable): return {}
+    seen = {}
+    for hotkey in (n.hotkey for n in self.network.chain.metagraph() if self.in_time(n.hotkey, window, params)):
+        try: seen[hotkey] = sha256(self.network.bucket(hotkey).get(submission_key(window, hotkey), limit=MAX_HEADER))
+        except LimitError: seen[hotkey] = ''                    # it is there, and it will be refused
+        except (NotFound, FormatError, Unavailable): continue
+    self.seen = {int(window): seen}
+    return seen
 
 # %% ../../nbs/roles/37_validator.ipynb #6e1bf639
 def refusal(
@@ -76,12 +91,18 @@ def refusal(
     return Verdict(window, hotkey, checkpoint, params_digest(params), open.to_dict(), audit.to_dict(), '', (), (check,), 0, False,
                    f'structural: {reason}'[:400])
 
+# %% ../../nbs/roles/37_validator.ipynb #85573239
 @patch
-def audit(self:Validator, hotkey:str, window:Window, due:Loaded, open, audit)->Verdict:
-    "Check what `hotkey` submitted for `window`, for which the checkpoint `due` had to be used"
+def audit(self:Validator, hotkey:str, window:Window, due:Loaded, open, audit)->Verdict|None:
+    "Check what `hotkey` submitted for `window`, for which the checkpoint `due` had to be used; None if it can't be had"
     rules = dict(hotkey=hotkey, window=int(window), checkpoint=due.checkpoint.digest, params=due.params, open=open, audit=audit)
     try: got = fetch_submission(self.network.bucket(hotkey), self.network.chain, hotkey, window, due.params)
     except (NotFound, FormatError) as e: return refusal(f'unreadable: {e}', **rules)
+    except Unavailable as e:
+        log.warning('window %d: no audit of %s: %s', window, hotkey, e)
+        return None
+    if self.seen.get(int(window), {}).get(hotkey, sha256(got.header)) != sha256(got.header):
+        return refusal('replaced: the header is not the one that was there at the deadline', **rules)
     return audit_submission(got.header, got.body, model=due.model, env=due.env, calibration=due.calibration, **rules)
 
 # %% ../../nbs/roles/37_validator.ipynb #96a00d89
@@ -108,7 +129,7 @@ def run(self:Validator, window:Window)->list[Verdict]:
     ledger = self.remember(due.params)
     for hotkey, claimed in (claims := self.claims(target, due.params)).items(): ledger.submitted(hotkey, int(target), claimed)
     chosen = select_miners(audit.value, ledger.active(list(claims), int(target)), ledger.last_audited, due.params, int(target))
-    with self.span(window, 'verify'): verdicts = [self.audit(h, target, due, open, audit) for h in chosen]
+    with self.span(window, 'verify'): verdicts = [v for h in chosen if (v := self.audit(h, target, due, open, audit)) is not None]
     for v in verdicts: ledger.record(v, claims[v.hotkey])
     with self.span(window, 'publish'):
         own = self.network.bucket(self.hotkey)

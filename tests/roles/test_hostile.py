@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from bittensor_core import Keypair
 
-from grail.core.basics import canonical_json, sha256
+from grail.core.basics import NotFound, canonical_json, sha256
 from grail.network.exchange import submission_key
 from grail.protocol.rollout import decode_body, encode_body, seal
 from grail.protocol.signature import sign
@@ -88,6 +88,7 @@ CASES = dict(
     header_without       =lambda h, b, k, r, a, s: (sign_header({n: v for n, v in json.loads(h)['header'].items() if n != 'open'}, k), b),
     negative_counts      =lambda h, b, k, r, a, s: with_body(h, b, k, rollouts=-1),
     endless_counts       =lambda h, b, k, r, a, s: with_body(h, b, k, rollouts=10**15, groups=10**15, tokens=10**15),
+    surrogate_header     =lambda h, b, k, r, a, s: (b'{"header":"\\ud800","signature":""}', b),
     unsigned             =lambda h, b, k, r, a, s: (h.replace(b'"signature":"', b'"signature":"00', 1), b),
     signed_by_another    =lambda h, b, k, r, a, s: (sign_header(json.loads(h)['header'], keypair(0, 'somebody else')), b),
     another_hotkey       =lambda h, b, k, r, a, s: with_body(h, b, k, hotkey=keypair(0, 'somebody else').ss58_address),
@@ -135,7 +136,7 @@ def verdicts(tmp_path_factory):
         except Exception as e: raise AssertionError(f'{name} could not be made') from e
         bucket = sim.network.bucket(key.ss58_address)
         try: digest = json.loads(header)['header']['body_sha256']
-        except (ValueError, KeyError, RecursionError): digest = sha256(body)
+        except (ValueError, KeyError, TypeError, RecursionError): digest = sha256(body)
         if body is not None: bucket.put(submission_key(window, key.ss58_address, f'{digest}.parquet'), body)
         bucket.put(submission_key(window, key.ss58_address), header)
         places[name] = key.ss58_address
@@ -205,3 +206,75 @@ def test_ten_million_rows_cost_no_memory(tmp_path):
     done = subprocess.run([sys.executable, '-c', MEMORY, str(tmp_path/'body')], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) < 64, f'{done.stdout} MB'
+
+
+def test_what_is_withdrawn_after_the_deadline_has_failed(tmp_path):
+    "The draw is public before the audit; a miner that was seen to have submitted cannot take it back, or put something else there"
+    sim = build(tmp_path)
+    gone, swapped = (keypair(0, f'late {x}') for x in 'ab')
+    v, window = sim.validators[0], sim.target
+    for key in (gone, swapped):
+        sim.chain.register(key)
+        sim.chain.commit(key, key.ss58_address)
+    made = {key: honest(sim, key, window) for key in (gone, swapped)}
+    for key, (rollouts, how) in made.items():
+        header, body = seal(rollouts[:16], **how)
+        bucket = sim.network.bucket(key.ss58_address)
+        bucket.put(submission_key(window, key.ss58_address, f'{sha256(body)}.parquet'), body)
+        bucket.put(submission_key(window, key.ss58_address), header)
+    sim.at(window + 1, 0)
+    assert set(v.observe(window)) == {gone.ss58_address, swapped.ss58_address}
+    with pytest.raises(NotFound): sim.network.audit(window, sim.params)              # seen before there is a draw
+    sim.network.bucket(gone.ss58_address).delete(submission_key(window, gone.ss58_address))
+    header, body = seal(*made[swapped][:1], **made[swapped][1])
+    bucket = sim.network.bucket(swapped.ss58_address)
+    bucket.put(submission_key(window, swapped.ss58_address, f'{sha256(body)}.parquet'), body)
+    bucket.put(submission_key(window, swapped.ss58_address), header)
+    sim.at(window + 1, 4)
+    verdicts = {x.hotkey: x for x in v.run(window + 1)}
+    assert set(verdicts) == {gone.ss58_address, swapped.ss58_address}
+    assert not any(x.passed for x in verdicts.values())
+
+
+@pytest.mark.parametrize('where', ['validator', 'trainer'])
+def test_a_store_that_does_not_answer_is_nobodys_fault(tmp_path, where):
+    from grail.network.chain import Unavailable
+    sim = build(tmp_path)
+    sim.miners[0].run(sim.target)
+    real = sim.network.buckets
+    class Down:
+        def __getattr__(self, name):
+            def fail(*a, **kw): raise Unavailable('no answer')
+            return fail
+    class Some:
+        def bucket(self, name, *a): return Down() if name == sim.miners[0].hotkey else real.bucket(name, *a)
+    sim.at(sim.target + 1, 4)
+    if where == 'validator':
+        sim.network.buckets = Some()
+        assert sim.validators[0].run(sim.target + 1) == []
+        assert not sim.validators[0].ledger.banned(sim.miners[0].hotkey, int(sim.target + 2))
+    else:
+        sim.validators[0].run(sim.target + 1)
+        sim.network.buckets = Some()
+        assert sim.trainer.learn(sim.target + 1)['miners_used'] == 0
+
+
+def test_an_honest_miner_does_not_submit_what_would_be_refused(tmp_path):
+    sim = begin(settings(windows=3, groups=5, miners='honest', eval_tasks=2, eval_samples=1, validators=1, rules=dict(max_groups=3)), tmp_path)
+    sim.step(FIRST)
+    _, lines = sim.step(FIRST + 1)
+    assert lines[0]['audited'] and lines[0]['passed'] and lines[0]['rollouts'] == 3*16
+
+
+def test_a_miner_that_starts_again_in_the_same_window_does_no_harm(tmp_path):
+    sim = build(tmp_path)
+    miner = sim.miners[0]
+    assert miner.run(sim.target) > 0
+    miner.run(sim.target)
+    sim.at(sim.target + 1, 4)
+    assert [v.passed for v in sim.validators[0].run(sim.target + 1)] == [True]
+
+
+def test_a_miner_waits_for_the_randomness_of_the_window(tmp_path):
+    sim = begin(settings(windows=1, groups=1, miners='honest', eval_tasks=2, eval_samples=1, validators=1), tmp_path)
+    assert sim.miners[0].run(FIRST) == 0                     # the clock still stands in the window before

@@ -1,6 +1,7 @@
 "A whole small network: the same seed gives the same bytes, a killed run ends as if nothing had happened, cheats fail, honest miners do not."
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,7 +91,10 @@ ARGS = ['--windows', '5', '--groups', '4', '--miners', 'honest:2,copied,replayed
 @pytest.fixture(scope='module')
 def undisturbed(tmp_path_factory):
     out = tmp_path_factory.mktemp('undisturbed')
-    return out, simulate(begin(settings(**FEW), out))
+    sim = begin(settings(**FEW), out)
+    lines = simulate(sim)
+    sim.lock.close()
+    return out, lines
 
 
 def test_the_same_seed_gives_the_same_bytes(undisturbed, tmp_path):
@@ -137,3 +141,41 @@ def test_a_run_is_not_replaced_unless_asked_for(undisturbed):
 
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
     with pytest.raises(ConfigError, match='no run'): proceed(tmp_path)
+
+
+def test_two_processes_do_not_work_in_one_folder(tmp_path):
+    sim = begin(settings(**FEW | dict(windows=1)), tmp_path/'run')
+    simulate(sim)
+    with pytest.raises(ConfigError, match='another process'): proceed(tmp_path/'run')
+
+
+@pytest.mark.parametrize('bad', [dict(rules={'temperature': 'hot'}), dict(rules={'nothing': 1}), dict(env='gsm8k', data='/nonexistent')])
+def test_a_typing_error_does_not_cost_the_old_run(undisturbed, tmp_path, bad):
+    from grail.core.basics import GrailError
+    old = shutil.copytree(undisturbed[0], tmp_path/'old')
+    before = {p: p.read_bytes() for p in sorted(old.rglob('*')) if p.is_file()}
+    with pytest.raises(GrailError): begin(settings(**FEW | bad), old, overwrite=True)
+    assert {p: p.read_bytes() for p in sorted(old.rglob('*')) if p.is_file()} == before
+
+
+DAMAGE = dict(state_json=lambda out: next((out/'state').glob('*/state.json')).write_bytes(b'{'),
+              learner=lambda out: next((out/'state').glob('*/trainer/state.safetensors')).write_bytes(b'xx'),
+              chain=lambda out: next((out/'state').glob('*/chain.db')).write_bytes(b'no database at all'),
+              settings=lambda out: (out/'settings.json').write_bytes(b''),
+              metrics=lambda out: (out/'metrics.jsonl').write_bytes((out/'metrics.jsonl').read_bytes()[:200]),
+              no_state=lambda out: shutil.rmtree(out/'state'))
+
+
+@pytest.mark.parametrize('what', DAMAGE)
+def test_a_damaged_run_is_not_resumed_but_said_to_be_damaged(undisturbed, tmp_path, what):
+    out = shutil.copytree(undisturbed[0], tmp_path/'damaged')
+    DAMAGE[what](out)
+    with pytest.raises(ConfigError): proceed(out)
+    assert (out/'metrics.jsonl').stat().st_size > 0
+
+
+def test_a_foreign_settings_file_does_not_make_a_run(tmp_path):
+    (tmp_path/'settings.json').write_text('{"editor": 1}')
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match='not of a run'): begin(settings(**FEW), tmp_path, overwrite)
+    assert (tmp_path/'settings.json').read_text() == '{"editor": 1}'
