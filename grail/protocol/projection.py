@@ -30,7 +30,7 @@ def squash(
 )->torch.Tensor:              # [..., H] float32 holding integers from -LEVELS to LEVELS
     "Centred, scaled, clipped, and rounded to integers; NaN stays NaN"
     a = torch.sub(h.float() if h.dtype == torch.float64 else h, mean, out=torch.empty(h.shape, device=h.device) if out is None else out)
-    return a.mul_(LEVELS/scale).clamp_(-LEVELS, LEVELS).round_()
+    return a.mul_(torch.full_like(scale, LEVELS)/scale).clamp_(-LEVELS, LEVELS).round_()
 
 # %% ../../nbs/protocol/04a_projection.ipynb #117ef80c
 SIGNS = np.array([[1 - 2*(byte >> bit & 1) for bit in range(8)] for byte in range(256)], np.int8).view(np.int64).ravel()  # byte -> 8 signs

@@ -48,6 +48,18 @@ def test_codes_equal_the_reference_in_every_dtype(H, n, seed, step, dtype, odd):
     assert ours(h, mean, scale, step).tolist() == reference(h.float().numpy(), b'o'*32, 'miner', 1, 2, mean, scale, step)
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('step', [1, 2, 5])
+def test_small_scales_and_steps_equal_the_reference_to_the_last_bit(dtype, step):
+    "64 states of 2,048 dimensions: a factor M/s that is rounded twice moves some q by one, and at small steps the code with it"
+    rng = np.random.default_rng(7)
+    h   = torch.from_numpy(rng.normal(size=(64, 2048)).astype(np.float32)*.03).to(dtype)
+    mean, scale = (rng.normal(size=2048)*.003).astype(np.float32), (.03*rng.uniform(.5, 2, 2048)).astype(np.float32)
+    with np.errstate(all='raise'): q = np.rint(np.clip((h.float().numpy() - mean)*(np.float32(LEVELS)/scale), -LEVELS, LEVELS))
+    assert (squash(h, torch.from_numpy(mean), torch.from_numpy(scale)).numpy() == q).all()
+    assert ours(h, mean, scale, step).tolist() == reference(h.float().numpy(), b'o'*32, 'miner', 1, 2, mean, scale, step)
+
+
 def test_sums_are_exact_up_to_the_largest_hidden_size():
     H = 2**24//LEVELS*4
     h = torch.full((2, H), 1e30)
