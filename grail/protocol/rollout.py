@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.basics import FormatError, LimitError, SignatureError, canonical_json, check_name, is_digest, parse_json, sha256
+from ..core.basics import FormatError, LimitError, SignatureError, canonical_json, check_name, is_digest, parse_json
+from ..core.basics import readable, sha256
 from ..core.params import ProtocolParams, params_digest
 from ..core.window import Window
 from .randomness import Randomness
@@ -387,7 +388,7 @@ def _check_types(d):
     names = {f.name: f.type for f in fields(Header)}
     if not isinstance(d, dict) or set(d) != set(names):
         has = list(d) if isinstance(d, dict) else d
-        raise FormatError(f'the fields of a header are {", ".join(names)}, this one has {str(has)[:300]}')
+        raise FormatError(f'the fields of a header are {", ".join(names)}, this one has {readable(has)}')
     for name,kind in names.items():
         if type(d[name]) is not kind: raise FormatError(f'{name} of a header must be {kind.__name__}, not {str(d[name])[:60]!r}')
         if kind is int and not 0 <= d[name] < 2**53: raise FormatError(f'{name} of a header is {str(d[name])[:30]}, out of range')

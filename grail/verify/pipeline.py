@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 
-from ..core.basics import FormatError, SignatureError, canonical_json, parse_json
+from ..core.basics import FormatError, SignatureError, canonical_json, parse_json, readable
 from ..core.params import ProtocolParams, params_digest
 from ..model.forward import prefill
 from ..protocol.proof import ProofContext, proof_scheme
@@ -79,7 +79,7 @@ def summary(
     worst, bad = max(results, key=_badness), [r for r in results if not r.passed]
     where = f'group {bad[0].group}, rollout {bad[0].index}: ' if bad and bad[0].index >= 0 else ''
     return dict(name=name, severity=CHECKS[name].severity, run=len(results), failed=len(bad), worst=round6(worst.value),
-                threshold=round6(worst.threshold), reason=(where + bad[0].reason)[:300] if bad else '')
+                threshold=round6(worst.threshold), reason=readable(where + bad[0].reason) if bad else '')
 
 # %% ../../nbs/verify/21_pipeline.ipynb #72826785
 def decide(
@@ -206,7 +206,7 @@ def audit_submission(
     lines  = [summary(n, found) for n in CHECKS if (found := [r for r in results if r.name == n])]
     reason = decide(lines, params)
     return Verdict(**made, submission=digest, sampled_groups=tuple(groups), checks=tuple(lines),
-                   rollouts=0 if reason else unique_count(rollouts), passed=not reason, reason=reason[:400],
+                   rollouts=0 if reason else unique_count(rollouts), passed=not reason, reason=readable(reason, 400),
                    places=tuple(int(x) for x in places))
 
 # %% ../../nbs/verify/21_pipeline.ipynb #32dff8e2

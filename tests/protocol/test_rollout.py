@@ -471,3 +471,13 @@ def test_a_token_takes_at_most_ten_and_a_half_bytes():
     rollouts = [Rollout(g, i, np.r_[prompts[g], rng.choice(49_152, n, p=p/p.sum())], 120, -rng.gamma(.4, 3, n),
                         rng.integers(0, 2**32, n), float(i % 2), i % 2 == 1) for g in range(20) for i in range(16)]
     assert len(encode_body(rollouts))/(320*n) < 10.5
+
+
+@pytest.mark.parametrize('text', ['\ud800', 'a\udfff', '\x1b[2J', '\u202e', 'x\ud800'*100, '\n'])
+def test_what_a_refused_header_says_can_always_be_written_as_json(text):
+    d = json.loads(header()[0])
+    outers = [{**d, 'header': text}, {**d, 'header': [text]}, {**d, 'header': {text: 1}}, {**d, 'signature': text}, {text: 1}]
+    outers += [{**d, 'header': d['header'] | {name: value}} for name in d['header'] for value in (text, [text], {text: text})]
+    for outer in outers:
+        with pytest.raises(FormatError) as e: read_header(json.dumps(outer).encode(), TINY, hotkey=ALICE.ss58_address)
+        assert canonical_json(str(e.value)) and str(e.value).isprintable()

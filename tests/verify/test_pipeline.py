@@ -22,8 +22,9 @@ from grail.protocol.randomness import Randomness, noise_key, task_seed
 from grail.protocol.rollout import SCHEMA, Rollout, seal
 from grail.protocol.signature import sign
 from grail.verify.calibrate import honest_rollouts, prove
-from grail.verify.checks import CHECKS, unique_count
-from grail.verify.pipeline import audit_submission, differences, read_verdict, sign_verdict, verdict_bytes, verdict_from_dict
+from grail.verify.checks import CHECKS, MISS, CheckResult, check_logprob, unique_count
+from grail.verify.pipeline import audit_submission, decide, differences, read_verdict, sign_verdict, summary, verdict_bytes
+from grail.verify.pipeline import verdict_from_dict
 
 torch.set_num_threads(1)
 TINY = replace(TINY, proof='grail-v1')      # needs no calibration; test_precision.py has the projection proof
@@ -210,6 +211,26 @@ def test_one_false_log_prob_in_an_audited_rollout_is_found(rows):
     wrong = rows[0].logprobs.copy(); wrong[3] -= .3
     assert audit([replace(rows[0], logprobs=wrong)] + rows[1:16]).failed_checks == ('logprob',)
 
+@pytest.mark.parametrize('misses', [0, 1, 2])
+@pytest.mark.parametrize('by', [.5, 2, MISS*.9, MISS*1.1, 1e3, 1e30])
+@pytest.mark.parametrize('sign', [1, -1])
+def test_a_missed_log_prob_is_near_the_truth_wherever_it_is(rows, misses, by, sign):
+    r = next(r for r in rows if r.length == 7)
+    own, rules = r.logprobs - np.float32(1), replace(TINY, logprob_misses=misses)
+    for n in (1, 2, 3):                                                     # so many are wrong
+        for at in range(r.length - n + 1):
+            claimed = own.astype(np.float64)
+            claimed[at:at+n] += sign*by*np.maximum(rules.logprob_abs, rules.logprob_rel*np.abs(claimed[at:at+n]))
+            found = check_logprob(replace(r, logprobs=claimed), own, b'audit', 'd'*64, rules)
+            assert found.passed == (by <= 1 or n <= misses and by <= MISS), found
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf, -3.4e38])
+def test_no_number_passes_as_a_miss_only_because_it_is_one(rows, value):
+    for at in range(rows[0].length):
+        claimed = rows[0].logprobs.copy(); claimed[at] = value
+        r, rules = replace(rows[0], logprobs=claimed), replace(TINY, logprob_misses=1)
+        assert not check_logprob(r, rows[0].logprobs, b'a', 'd'*64, rules).passed
+
 
 # lies about the choice: sampling; the proof is perfect in all of these
 
@@ -301,6 +322,20 @@ def test_a_signed_header_may_hold_anything_and_is_a_verdict(sealed, value, field
     if h == d['header']: return
     v = ask(canonical_json({'header': h, 'signature': sign(ALICE, 'submission', canonical_json(h))}), sealed[1])
     assert v.failed_checks == ('structural',)
+
+@pytest.mark.parametrize('text', ['\ud800', 'a\udfff'*200, '\x1b[2J', '\u202e'])
+def test_a_verdict_about_what_utf8_cannot_hold_is_signed_and_read(sealed, text):
+    d = json.loads(sealed[0])
+    outers = [{**d, 'header': text}, {**d, 'signature': text}]
+    for outer in outers + [{**d, 'header': d['header'] | {k: text}} for k in d['header']]:
+        v = ask(json.dumps(outer).encode(), sealed[1])
+        assert v.failed_checks == ('structural',) and v.reason.isprintable()
+        assert read_verdict(sign_verdict(BOB, v), BOB.ss58_address).verdict == v
+
+@pytest.mark.parametrize('name', CHECKS)
+def test_whatever_a_check_says_its_line_can_be_written(name):
+    line = summary(name, [CheckResult(name, CHECKS[name].severity, False, 1., 0., '\ud800\x1b'*200, 0, 0)])
+    assert canonical_json(line) and len(line['reason']) <= 300 and decide([line], TINY).isprintable()
 
 @settings(max_examples=100, deadline=None)
 @given(json_values)
