@@ -54,11 +54,14 @@ def _put_mark(store, key, data):
         return stat
 
 def _put_part(store, key, data):
-    "Upload what has its digest in its key, unless it is there from an earlier try"
-    try: store.head(key)
-    except NotFound:
-        try: store.put(key, data, if_absent=True)
-        except Exists: pass
+    "Upload what has its digest in its key, unless it is there from an earlier try and undamaged"
+    there = True
+    try:
+        if store.get(key, limit=len(data)) == data: return
+    except NotFound: there = False
+    except FormatError: pass                           # longer, or changed in its place, or no regular file
+    try: store.put(key, data, if_absent=not there)
+    except Exists: pass                                # another process of ours was faster
 
 # %% ../../nbs/network/29_exchange.ipynb #7136822e
 def publish_submission(
@@ -71,7 +74,19 @@ def publish_submission(
     "Upload a submission, the body first; raises `Exists` if there is another one for this window"
     mark, part = submission_key(window, hotkey), submission_key(window, hotkey, f'{sha256(body)}.parquet')
     _put_part(store, part, body)
-    return _put_mark(store, mark, header)
+    try: return _put_mark(store, mark, header)
+    except Exists:
+        if not _same_header(store, mark, header, hotkey): raise
+        return store.head(mark)
+
+def _same_header(store, mark, header, hotkey):
+    "Is what lies there the same header, signed by the miner at another time?"
+    try:
+        a, b = (parse_json(data, MAX_HEADER, 4) for data in (store.get(mark, limit=MAX_HEADER), header))
+        if set(a) != {'header', 'signature'} or a['header'] != b['header']: return False
+        verify(hotkey, 'submission', canonical_json(a['header']), a['signature'])
+    except (FormatError, TypeError, KeyError): return False
+    return True
 
 def list_submissions(
     store,         # a bucket

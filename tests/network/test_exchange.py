@@ -1,5 +1,6 @@
 """What the owner of a bucket can do to those who read it, and what a kill can do to those who write."""
 import multiprocessing as mp
+import os
 import random
 import shutil
 import time
@@ -170,6 +171,67 @@ def test_a_second_submission_for_a_window_is_refused_and_hurts_nothing(world):
     with pytest.raises(Exists): publish_submission(s, ADA.ss58_address, 30, *world.sealed(n=8))
     world.at(61)
     assert world.fetch(s).body == first[1]
+
+def test_a_restarted_miner_that_signs_again_has_published_already(world):
+    first, second = world.sealed(), world.sealed()
+    assert first[0] != second[0] and first[1] == second[1]
+    stat = publish_submission(s := world.buckets.bucket('ada'), ADA.ss58_address, 30, *first)
+    world.at(40)
+    assert publish_submission(s, ADA.ss58_address, 30, *second) == stat           # and is as early as it was
+    world.at(61)
+    assert (world.fetch(s).header, world.fetch(s).stored) == (first[0], stat.modified)
+
+@pytest.mark.parametrize('there', ['eve', 'unsigned', 'more', 'null', 'list', 'noise', 'empty', 'long', 'half'])
+def test_a_mark_that_is_not_the_same_header_signed_by_the_same_miner_is_another(world, there):
+    header, body = world.sealed()
+    d = parse_json(header)
+    data = {'eve': canonical_json({**d, 'signature': sign(EVE, 'submission', canonical_json(d['header']))}),
+            'unsigned': canonical_json({**d, 'signature': ''}), 'more': canonical_json({**d, 'x': 1}),
+            'null': b'null', 'list': b'[]', 'noise': b'\xff'*9, 'empty': b'', 'long': header + b' '*20_000,
+            'half': header.replace(b'sort6', b'\\ud800')}[there]
+    s = world.buckets.bucket('ada')
+    s.put(submission_key(30, ADA.ss58_address), data)
+    with pytest.raises(Exists): publish_submission(s, ADA.ss58_address, 30, header, body)
+    assert s.get(submission_key(30, ADA.ss58_address)) == data
+
+
+# ---- damage
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data)//2] ^= 1
+    with open(path, 'r+b') as f: f.write(data)                                    # in its place: the note of the digest stays
+
+def unnoted(path):
+    flipped(path)
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)                                                        # no note at all
+
+DAMAGE = {'a bit': flipped, 'a bit, no note': unnoted, 'cut': lambda p: os.truncate(p, p.stat().st_size//2),
+          'longer': lambda p: os.truncate(p, p.stat().st_size + 1), 'emptied': lambda p: os.truncate(p, 0),
+          'a link': lambda p: (p.rename(p.parent/'elsewhere'), p.symlink_to('elsewhere')), 'gone': lambda p: p.unlink()}
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_a_damaged_file_of_a_checkpoint_is_replaced_when_it_is_published_again(world, damage):
+    s, files = world.buckets.bucket('tom'), weights(0) | {'config.json': b'{}'}
+    first = publish_checkpoint(s, files, TOM, 30, '', PARAMS)
+    for data in files.values(): DAMAGE[damage](s.root/file_key(sha256(data)))
+    if damage != 'gone': assert (s.root/file_key(sha256(b'{}'))).exists()
+    with pytest.raises(FormatError): load_checkpoint(s, 30, TOM.ss58_address)
+    for window in (30, 60):                                                       # the same again, and the next
+        publish_checkpoint(s, files, TOM, window, '', PARAMS)
+        assert load_checkpoint(s, window, TOM.ss58_address).files == files
+    assert load_checkpoint(s, 30, TOM.ss58_address).digest == first.digest
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_a_damaged_body_is_replaced_when_it_is_published_again(world, damage):
+    s, (header, body) = world.buckets.bucket('ada'), world.sealed()
+    publish_submission(s, ADA.ss58_address, 30, header, body)
+    DAMAGE[damage](s.root/submission_key(30, ADA.ss58_address, f'{sha256(body)}.parquet'))
+    publish_submission(s, ADA.ss58_address, 30, header, body)
+    world.at(61)
+    assert world.fetch(s).body == body
 
 def test_a_name_that_is_a_path_is_refused(world):
     s = world.buckets.bucket('ada')

@@ -3,6 +3,7 @@ import errno
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grail.core.basics import FormatError, GrailError, LimitError, NotFound, sha256
+from grail.network import store as store_module
 from grail.network.chain import RealClock, Unavailable, VirtualClock
 from grail.network.store import Buckets, Exists, FolderStore, check_key
 
@@ -187,12 +189,12 @@ def test_a_writer_that_is_killed_leaves_only_whole_objects(tmp_path, seed):
     store.sweep(0)
     assert not list((tmp_path/'b/.tmp').iterdir())
 
-def test_without_extended_attributes_digests_are_computed(tmp_path, monkeypatch):
+def test_without_extended_attributes_no_digest_is_noted(tmp_path, monkeypatch):
     def refuse(*a, **k): raise OSError(errno.ENOTSUP, 'no such thing here')
     monkeypatch.setattr(os, 'setxattr', refuse, raising=False)
     store = FolderStore(tmp_path/'b', RealClock())
-    assert store.put('a', b'1').digest == store.head('a').digest == sha256(b'1')
-    assert store.get('a') == b'1'
+    assert store.put('a', b'1').digest == sha256(b'1') and store.head('a').digest == store.list()[0].digest == ''
+    assert store.get('a') == b'1' and store.fetch('a', tmp_path/'f').size == 1
 
 def test_a_full_disk_is_unavailable_and_leaves_the_old_object(tmp_path, monkeypatch):
     store = FolderStore(tmp_path/'b', RealClock())
@@ -234,3 +236,99 @@ def test_a_folder_that_is_not_there_is_an_empty_bucket(tmp_path):
     with pytest.raises(NotFound): s.head('a')
     s.delete('a')
     assert not (tmp_path/'none').exists()
+
+
+# ---- a folder that a stranger writes
+
+def strange(root, kind):
+    "Put something that is no regular file where the object `a/b` would be"
+    root.mkdir(parents=True)
+    (root.parent/'secret').mkdir()
+    (root.parent/'secret/b').write_bytes(b'the reader may read this, the writer may not')
+    if kind == 'link to a folder':
+        os.symlink(root.parent/'secret', root/'a')
+        return
+    (root/'a').mkdir()
+    if kind == 'link': os.symlink(root.parent/'secret/b', root/'a/b')
+    if kind == 'relative link': os.symlink('../../secret/b', root/'a/b')
+    if kind == 'dangling link': os.symlink('nowhere', root/'a/b')
+    if kind == 'link to itself': os.symlink('b', root/'a/b')
+    if kind == 'device': os.symlink('/dev/zero', root/'a/b')
+    if kind == 'pipe': os.mkfifo(root/'a/b')
+    if kind == 'socket':
+        with socket.socket(socket.AF_UNIX) as s:
+            here = os.getcwd()
+            os.chdir(root/'a')                     # a socket's path is short
+            try: s.bind('b')
+            finally: os.chdir(here)
+    if kind == 'folder': (root/'a/b').mkdir()
+
+STRANGE = ['link', 'relative link', 'dangling link', 'link to itself', 'device', 'pipe', 'socket', 'folder', 'link to a folder']
+
+@pytest.mark.parametrize('kind', STRANGE)
+def test_only_regular_files_are_opened_and_nothing_waits(tmp_path, kind):
+    strange(tmp_path/'b', kind)
+    store, open_files = FolderStore(tmp_path/'b', RealClock()), len(os.listdir('/proc/self/fd')) if os.path.isdir('/proc') else 0
+    said = []
+    def read():
+        for f in (store.get, lambda k: store.get(k, limit=100), store.head, lambda k: store.fetch(k, tmp_path/'out', limit=100)):
+            try: said.append(f('a/b'))
+            except (NotFound, FormatError) as e: said.append(e)
+        said.append(store.list())
+    t = threading.Thread(target=read, daemon=True)
+    t.start()
+    t.join(10)
+    assert not t.is_alive() and len(said) == 5
+    assert all(isinstance(x, GrailError) for x in said[:4]) and said[4] == [] and not (tmp_path/'out').exists()
+    if open_files: assert len(os.listdir('/proc/self/fd')) == open_files
+
+@pytest.mark.parametrize('kind', [k for k in STRANGE if k not in ('folder', 'link to a folder')])
+def test_what_is_no_regular_file_can_be_replaced_and_deleted(tmp_path, kind):
+    strange(tmp_path/'b', kind)
+    store = FolderStore(tmp_path/'b', RealClock())
+    with pytest.raises(Exists): store.put('a/b', b'mine', if_absent=True)
+    store.put('a/b', b'mine')
+    assert store.get('a/b') == b'mine' and (tmp_path/'secret/b').read_bytes().startswith(b'the reader')
+    store.delete('a/b')
+    assert store.list() == []
+
+def test_a_huge_object_costs_nothing_to_look_at_or_to_refuse(tmp_path):
+    store = FolderStore(tmp_path/'b', RealClock())
+    store.put('a', b'')
+    (tmp_path/'b/a').unlink()
+    with open(tmp_path/'b/a', 'wb') as f: f.truncate(1 << 40)                  # a hole of a terabyte, no digest noted
+    start = time.perf_counter()
+    assert store.head('a').size == store.list()[0].size == 1 << 40 and store.head('a').digest == ''
+    for f in (lambda: store.get('a', limit=1000), lambda: store.fetch('a', tmp_path/'f', limit=1000)):
+        with pytest.raises(LimitError): f()
+    assert time.perf_counter() - start < 1
+
+def test_a_file_that_grows_while_it_is_read_is_read_to_one_byte_after_its_end(tmp_path, monkeypatch):
+    store = FolderStore(tmp_path/'b', RealClock())
+    store.put('a', b'x'*100)
+    plain, read = store_module._marked, []
+    def grows(f):
+        found = plain(f)
+        with open(tmp_path/'b/a', 'ab') as g: g.truncate(1 << 40)
+        return found
+    monkeypatch.setattr(store_module, '_marked', grows)
+    for f in (lambda: store.get('a', limit=100), lambda: store.fetch('a', tmp_path/'f', limit=100)):
+        with open(tmp_path/'b/a', 'r+b') as g: g.truncate(100)
+        with pytest.raises(FormatError, match='in its place'): f()
+    assert (tmp_path/'f').stat().st_size <= 101
+
+@pytest.mark.skipif(not hasattr(os, 'setxattr'), reason='no extended attributes')
+@pytest.mark.parametrize('note', [b'', b'\xff\xfe', b'x'*64, b'A'*64, b'a'*63, b'\xed\xa0\x80'])
+def test_a_digest_that_is_none_counts_as_not_noted(tmp_path, note):
+    store = FolderStore(tmp_path/'b', RealClock())
+    store.put('a', b'1')
+    try: os.setxattr(tmp_path/'b/a', store_module.ATTRIBUTE, note)
+    except OSError: pytest.skip('no extended attributes here')
+    assert store.head('a').digest == '' and store.get('a') == b'1'
+
+def test_files_that_no_key_can_name_are_not_listed(tmp_path):
+    store = FolderStore(tmp_path/'b', RealClock())
+    store.put('a', b'1')
+    for name in (b'.hidden', b'a b', b'\xff', b'x\n', 'é'.encode()):
+        open(os.path.join(os.fsencode(tmp_path/'b'), name), 'wb').close()
+    assert [s.key for s in store.list()] == ['a']
