@@ -212,7 +212,7 @@ def run_own(
             for name, qs in questions.items()}
 
 # %% ../../nbs/train/34a_harness.ipynb #a84754ce
-LONGEST = {'tiny': 8, 'smollm2': 128}   # tokens of a completion unless told otherwise; 128: what a processor does in minutes
+LONGEST = {'tiny': 8, 'smollm2': 64}   # tokens of a completion, 1024 for others; 64: minutes on a processor
 
 def parse_model(
     text:str,  # 'place' or 'label=place'
