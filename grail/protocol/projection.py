@@ -16,7 +16,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
-from ..core.basics import FormatError, canonical_json, parse_json, sha256
+from ..core.basics import ConfigError, FormatError, canonical_json, parse_json, sha256
 from .randomness import as_part, prf
 
 # %% ../../nbs/protocol/04a_projection.ipynb #662402f2
@@ -110,11 +110,11 @@ def _validate(self):
         v = getattr(self, name)
         if not (isinstance(v, np.ndarray) and v.dtype == np.float32 and v.ndim == 1 and np.isfinite(v).all()): raise FormatError(f'{name} of a calibration is a vector of finite float32')
     if self.mean.shape != self.scale.shape or not 1 <= len(self.mean) <= 2**24//LEVELS*4 or not (self.scale > 1e-30).all():
-        raise FormatError('mean and scale of a calibration have one positive entry for each of at most 16,384 dimensions')
+        raise FormatError(f'mean and scale of a calibration have one positive entry for each of at most {2**24//LEVELS*4:,} dimensions')
     for f in fields(self)[2:]:
-        v, top = getattr(self, f.name), {'far_rate': 1, 'false_positives': .5}.get(f.name, 2**24)
-        if type(v) is not f.type or not 0 <= v <= top: raise FormatError(f'{f.name} of a calibration is {v!r}')
-    if not self.step or not self.false_positives: raise FormatError('step and false_positives of a calibration are positive')
+        least, most = {'step': (1, 2**24), 'far_rate': (0, 1), 'false_positives': (1e-12, .5)}.get(f.name, (0, 2**24))
+        v = getattr(self, f.name)
+        if type(v) is not f.type or not least <= v <= most: raise FormatError(f'{f.name} of a calibration is {v!r}, not from {least} to {most}')
 
 # %% ../../nbs/protocol/04a_projection.ipynb #9cec379e
 def _to_bytes(self)->bytes:
@@ -154,11 +154,11 @@ def far_limit(
     n:int,           # positions
 )->int:              # positions
     "What the number of far positions of an honest rollout exceeds with probability at most `cal.false_positives/2`"
-    p, below, m = min(max(cal.far_rate, 1e-6), .5), 0., -1
-    while 1 - below > cal.false_positives/2 and m < n:
-        m += 1
-        below += math.exp(math.lgamma(n+1) - math.lgamma(m+1) - math.lgamma(n-m+1) + m*math.log(p) + (n-m)*math.log1p(-p))
-    return m
+    p, above = min(max(cal.far_rate, 1e-6), .5), 0.
+    for m in range(n, 0, -1):
+        above += math.exp(math.lgamma(n+1) - math.lgamma(m+1) - math.lgamma(n-m+1) + m*math.log(p) + (n-m)*math.log1p(-p))
+        if above > cal.false_positives/2: return m
+    return 0
 
 # %% ../../nbs/protocol/04a_projection.ipynb #c59f3f0f
 def judge(
@@ -170,6 +170,20 @@ def judge(
     limit, most  = mean_limit(cal, n), far_limit(cal, n)
     if mean > limit: return mean, limit, f'mean distance {mean:.2f} steps, honest ones are below {limit:.2f}'
     return mean, limit, f'{far} of {n} positions are far off, in honest rollouts at most {most}' if far > most else ''
+
+# %% ../../nbs/protocol/04a_projection.ipynb #3acd78a8
+def _usable(
+    pairs:list,    # of (state [n, H], the same with honest noise)
+    H:int=None,    # hidden size; default: that of the first
+)->list:           # those that are not empty
+    "Honest pairs that something can be measured on; raises `ConfigError`"
+    pairs = [(a, b) for a, b in pairs if len(a) or len(b)]
+    if len(pairs) < 2:
+        raise ConfigError(f'honest noise is measured on at least 2 pairs that are not empty, not on {len(pairs)}')
+    H = pairs[0][0].shape[-1] if H is None else H
+    if any(a.ndim != 2 or a.shape != b.shape or a.shape[1] != H for a, b in pairs):
+        raise ConfigError(f'the states of honest pairs are [n, {H}] on both sides')
+    return pairs
 
 # %% ../../nbs/protocol/04a_projection.ipynb #d5b7dff0
 def fit_step(
@@ -209,6 +223,7 @@ def calibrate_projection(
     false_positives:float=1e-6,    # share of honest rollouts that may be rejected
 )->Calibration:
     "Fit a `Calibration` to honest rollouts"
+    pairs = _usable(pairs)
     clean = torch.cat([a for a, _ in pairs]).float()
     mean, scale = clean.mean(0), clean.std(0, correction=0)
     scale = scale.clamp(min=1e-6 + 1e-3*scale.median().item())          # a dimension that never changes still has a scale
@@ -230,6 +245,8 @@ def stale(
     pairs:list,        # honest pairs of the model as it is now, as for `calibrate_projection`
 )->bool:
     "Has honest noise moved so far from what `cal` was fitted to that it should be fitted again?"
-    d = honest_distances(pairs, torch.from_numpy(cal.mean), torch.from_numpy(cal.scale), cal.step)
+    pairs = _usable(pairs, len(cal.mean))
+    mean, scale = (torch.from_numpy(x).to(pairs[0][0].device) for x in (cal.mean, cal.scale))
+    d   = honest_distances(pairs, mean, scale, cal.step)
     now = np.mean([x.mean() for x in d])
     return bool(abs(now - cal.honest) > DRIFT*cal.honest + 3*cal.between/math.sqrt(len(d)))

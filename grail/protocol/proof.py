@@ -51,6 +51,19 @@ def _states(hidden:torch.Tensor, lengths:list)->torch.Tensor:
 
 def _split(flat:np.ndarray, lengths:list)->list: return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
+# %% ../../nbs/protocol/06_proof.ipynb #cff50f5c
+def _same_number(hidden, lengths, prompt_lengths, contexts):
+    "Raises `ConfigError` unless there is one of each for every rollout"
+    counts = [len(x) for x in (hidden, lengths, prompt_lengths, contexts)]
+    if len(set(counts)) > 1:
+        raise ConfigError('{} rows of states, {} lengths, {} prompt lengths and {} contexts do not belong together'.format(*counts))
+    if len(lengths) and not 0 <= min(lengths) <= max(lengths) <= hidden.shape[1]:
+        raise ConfigError(f'lengths are from 0 to {hidden.shape[1]}, the states that there are')
+
+def _wrong_number(proofs, n:int, worst:float)->list:
+    "`n` failures if `proofs` are not `n`, else nothing"
+    return [] if len(proofs) == n else [ProofResult(False, worst, 0., f'{len(proofs)} proofs for {n} rollouts')]*n
+
 # %% ../../nbs/protocol/06_proof.ipynb #6cc73d6c
 class SketchProof:
     "`grail-v1`: log-bucket sketches, of which every challenged one must be within tolerance"
@@ -75,6 +88,7 @@ def commit(
     contexts:list,          # [B] `ProofContext`
 )->list:                    # [B] arrays [C_i] uint32
     "Four bytes for each completion token"
+    _same_number(hidden, lengths, prompt_lengths, contexts)
     return _split(self._sketch(_states(hidden, lengths), contexts, lengths), lengths)
 
 # %% ../../nbs/protocol/06_proof.ipynb #890b24af
@@ -90,11 +104,13 @@ def verify(
     submission:str,         # digest of the submission
 )->list:                    # [B] `ProofResult`
     "Does each proof hold at its challenged positions?"
+    _same_number(hidden, lengths, prompt_lengths, contexts)
+    if failed := _wrong_number(proofs, len(lengths), float(Q)): return failed
     where = [challenge_positions(audit, submission, c.group, c.index, n, self.params.challenge_positions) for c, n in zip(contexts, lengths)]
     rows  = torch.cat([hidden.new_zeros(0, hidden.shape[-1]), *(hidden[b, torch.as_tensor(w, device=hidden.device)] for b, w in enumerate(where))])
     counts = [len(w) for w in where]
     ours  = _split(self._sketch(rows, contexts, counts), counts)
-    return [self._decide(o, p, w, n, start) for o, p, w, n, start in zip(ours, proofs, where, lengths, prompt_lengths)]
+    return [self._decide(o, p, w, n, start) for o, p, w, n, start in zip(ours, proofs, where, lengths, prompt_lengths, strict=True)]
 
 @patch
 def _decide(self:SketchProof, ours, proof, where, length, prompt_length):
@@ -120,6 +136,7 @@ def commit(
     contexts:list,          # [B] `ProofContext`
 )->list:                    # [B] arrays [C_i] uint32
     "Four bytes for each completion token"
+    _same_number(hidden, lengths, prompt_lengths, contexts)
     cal, states = self.calibration, _states(hidden, lengths)
     if states.shape[1] != len(cal.mean): raise ConfigError(f'the calibration is of hidden size {len(cal.mean)}, these states have {states.shape[1]}')
     if not len(states): return [np.zeros(0, np.uint32) for _ in lengths]
@@ -140,7 +157,9 @@ def verify(
     submission:str='',      # not used
 )->list:                    # [B] `ProofResult`
     "Are the distances of each proof what honest noise gives?"
-    return [self._decide(o, p, n) for o, p, n in zip(self.commit(hidden, lengths, prompt_lengths, contexts), proofs, lengths)]
+    ours = self.commit(hidden, lengths, prompt_lengths, contexts)
+    failed = _wrong_number(proofs, len(lengths), 128.)
+    return failed or [self._decide(o, p, n) for o, p, n in zip(ours, proofs, lengths, strict=True)]
 
 @patch
 def _decide(self:ProjectionProof, ours, proof, length):

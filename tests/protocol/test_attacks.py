@@ -69,12 +69,21 @@ def test_an_honest_submission_holds(world):
     assert all(audit(world, s.rollouts)) and s.header.proof == 'grail-v2'
 
 
-def test_exactly_four_bytes_a_token_in_the_body(world):
-    rollouts = decode_body(world['sealed'][1], world['params'])
+@pytest.mark.parametrize('version', ['grail-v1', 'grail-v2'])
+def test_exactly_four_bytes_a_token_in_the_body(world, version):
+    params, sealed = world['params'], world['sealed']
+    if version == 'grail-v1':
+        params = replace(params, proof=version)
+        p      = read(world['coarse'], [r.tokens for r in world['rollouts']], [r.prompt_length for r in world['rollouts']])
+        proofs = proof_scheme(params).commit(p.hidden, p.lengths, [r.prompt_length for r in world['rollouts']], places(NOW, ALICE.ss58_address, len(p.lengths)))
+        sealed = seal([replace(r, proof=q) for r, q in zip(world['rollouts'], proofs)], ALICE, 900, DIGEST, params, NOW)
+    s = read_submission(*sealed, params, hotkey=ALICE.ss58_address, window=900, open=NOW)
+    rollouts = s.rollouts
+    assert s.header.proof == version and len(rollouts) == len(world['rollouts'])
     assert all(r.proof.dtype == np.uint32 and r.proof.nbytes == 4*r.length for r in rollouts)
     without = encode_body([replace(r, proof=np.zeros(r.length, np.uint32)) for r in rollouts])
     tokens  = sum(r.length for r in rollouts)
-    assert 0 < len(world['sealed'][1]) - len(without) <= 4*tokens + 64        # codes look random, so they don't compress; 64 bytes of page overhead
+    assert 0 < len(sealed[1]) - len(without) <= 4*tokens + 64        # codes look random, so they don't compress; 64 bytes of page overhead
 
 
 def test_other_precision_batch_and_attention_are_honest(world):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from grail.core.basics import FormatError
+from grail.core.basics import ConfigError, FormatError
 from grail.protocol.projection import (LEVELS, Calibration, calibrate_projection, codes, coefficients, distances, far_limit, honest_distances, judge, mean_limit,
                                        project, squash, stale)
 from grail.protocol.randomness import prf
@@ -145,6 +145,25 @@ def test_limits_are_monotone():
     cal = calibrate_projection(gaussian_pairs(100))
     assert all(mean_limit(cal, n) >= mean_limit(cal, n+1) for n in range(1, 300))
     assert all(far_limit(cal, n) <= far_limit(cal, n+1) <= far_limit(cal, n)+1 for n in range(1, 300))
+
+
+def test_a_rate_too_small_for_float64_is_refused():
+    with pytest.raises(FormatError, match='false_positives'): calibrate_projection(gaussian_pairs(20), false_positives=1e-13)
+    cal = calibrate_projection(gaussian_pairs(20), false_positives=1e-12)
+    assert math.isfinite(mean_limit(cal, 1)) and far_limit(cal, 32768) < 3000         # the tail of a long rollout is not lost in rounding
+
+
+def test_empty_pairs_count_for_nothing_and_misfits_are_refused():
+    pairs, nothing = gaussian_pairs(20), (torch.zeros(0, 64), torch.zeros(0, 64))
+    cal = calibrate_projection(pairs)
+    assert calibrate_projection([*pairs, nothing, nothing]).digest == cal.digest and not stale(cal, [*pairs, nothing])
+    for few in ([], pairs[:1], [nothing]*5, [pairs[0], nothing]):
+        for measure in (calibrate_projection, lambda x: stale(cal, x)):
+            with pytest.raises(ConfigError, match='at least 2'): measure(few)
+    for misfit in (gaussian_pairs(1, H=32), [(pairs[0][0], pairs[0][1][:-1])], [(pairs[0][0][0], pairs[0][1][0])]):
+        for measure in (calibrate_projection, lambda x: stale(cal, x)):
+            with pytest.raises(ConfigError, match='states of honest pairs'): measure(pairs + misfit)
+    with pytest.raises(ConfigError, match='states of honest pairs'): stale(cal, gaussian_pairs(5, H=32))
 
 
 def test_stale_says_when_noise_has_changed():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from grail.core.basics import ConfigError
 from grail.core.params import ProtocolParams
 from grail.protocol.projection import calibrate_projection
 from grail.protocol.proof import ProofContext, ProofResult, proof_scheme
@@ -112,6 +113,19 @@ def test_malformed_proofs_fail_with_a_reason(net):
     for bad in ([None]*5, [x.tolist() for x in p], [x.astype(np.int64) for x in p], [x.astype(np.float32) for x in p], [x[:-1] for x in p],
                 [x[:, None] for x in p], [np.concatenate([x, x]) for x in p], [b''.join([x.tobytes()]) for x in p], ['x']*5):
         assert passed(net, proofs=bad) == NONE
+
+
+def test_any_number_of_proofs_gives_one_result_a_rollout(net):
+    for sent in ([], net[5][:4], net[5] + net[5][:1], net[5][1:]):
+        assert passed(net, proofs=sent) == NONE
+
+
+def test_contexts_lengths_and_prompts_of_other_numbers_are_an_error(net):
+    scheme, hidden, lengths, prompts, at, proofs = net
+    for args in ((hidden, lengths, prompts, at[:4]), (hidden, lengths, prompts, at + at[:1]), (hidden, lengths[:4], prompts, at), (hidden, lengths, prompts[:4], at),
+                 (hidden[:4], lengths, prompts, at), (hidden, [41]*5, prompts, at), (hidden, [-1]*5, prompts, at)):
+        with pytest.raises(ConfigError): scheme.commit(*args)
+        with pytest.raises(ConfigError): scheme.verify(*args, proofs, AUDIT, DIGEST)
 
 
 def test_padding_counts_for_nothing(net):
