@@ -60,16 +60,18 @@ def parse_rules(
 # %% ../../nbs/cli/44_main.ipynb #c860da0c
 @app.command()
 def simulate(
-    profile:Annotated[Optional[str], typer.Option(help='Protocol parameters: tiny, smollm2, grail_v0.')]=None,
-    model:Annotated[Optional[str], typer.Option(help='What is trained: tiny or smollm2.')]=None,
+    profile:Annotated[Optional[str], typer.Option(help='Protocol parameters: tiny, smollm2, standard, grail_v0. [default: the model\'s]')]=None,
+    model:Annotated[Optional[str], typer.Option(help='What is trained: tiny or smollm2. [default: tiny]')]=None,
     env:Annotated[Optional[str], typer.Option(help="Environment; the profile's if left out.")]=None,
     data:Annotated[Optional[Path], typer.Option(help='File with the questions, where the environment needs one.', exists=True)]=None,
-    windows:Annotated[Optional[int], typer.Option(min=1, help='Windows to run.')]=None,
-    seed:Annotated[Optional[int], typer.Option(min=0, help='Everything random derives from it.')]=None,
-    miners:Annotated[Optional[str], typer.Option(help='Who takes part, e.g. honest:3,stale,copied.')]=None,
-    validators:Annotated[Optional[int], typer.Option(min=1, help='How many validators.')]=None,
+    windows:Annotated[Optional[int], typer.Option(min=1, help='Windows to run. [default: 40, smollm2: 2]')]=None,
+    seed:Annotated[Optional[int], typer.Option(min=0, help='Everything random derives from it. [default: 0]')]=None,
+    miners:Annotated[Optional[str], typer.Option(
+        help='Who takes part, e.g. honest:3,stale. Behaviours: honest, noised, skip10, stale, inflated, tampered, constant, '
+             'copied, replayed.')]=None,
+    validators:Annotated[Optional[int], typer.Option(min=1, help='How many validators. [default: 2]')]=None,
     rule:Annotated[Optional[list[str]], typer.Option(help='Change a protocol parameter, e.g. audit_min=3. May be repeated.')]=None,
-    groups:Annotated[Optional[int], typer.Option(min=1, help='Groups a window of the fastest miner.')]=None,
+    groups:Annotated[Optional[int], typer.Option(min=1, help='Groups a window of the fastest miner. [default: 32, smollm2: 2]')]=None,
     folder:Annotated[Path, typer.Option('--out', help='Folder of the run.')]=Path('runs/simulate'),
     resume:Annotated[bool, typer.Option('--resume', help='Go on with the run in the folder, with its settings.')]=False,
     overwrite:Annotated[bool, typer.Option('--overwrite', help='Replace the run in the folder.')]=False,
@@ -83,7 +85,9 @@ def simulate(
     try:
         if resume and any(v is not None for v in chosen.values()):
             raise typer.BadParameter('--resume takes the settings of the run in the folder; leave the other options out')
+        if resume and overwrite: raise typer.BadParameter('--resume goes on with the run, --overwrite replaces it: choose one')
         sim = proceed(folder) if resume else begin(_settings(**chosen), folder, overwrite)
+        if resume: out.print(f'going on after window {sim.done} of {sim.s.windows}', highlight=False)
         with LiveTable(sim.s.windows, sim.done) as live: simulate(sim, live.update)
         made = report(folder)
     except GrailError as e: fail(e)

@@ -71,7 +71,7 @@ def settings(
     s = Settings(model=model, **{**DEFAULTS[model], **{k: v for k, v in changes.items() if v is not None}})
     for name, least in dict(windows=1, groups=1, validators=1, eval_tasks=1, eval_samples=1, eval_every=0, seed=0).items():
         if getattr(s, name) < least: raise ConfigError(f'{name} must be at least {least}, got {getattr(s, name)}')
-    parse_miners(s.miners)
+    if 'skip10' in parse_miners(s.miners) and model == 'tiny': raise ConfigError('skip10 leaves out ten layers, the tiny model has two')
     return s
 
 # %% ../../nbs/roles/43_simulate.ipynb #b519f540
