@@ -15,6 +15,7 @@ from rich.console import Console
 
 # %% ../../nbs/cli/44_main.ipynb #2e4c4ca5
 from .. import __version__
+from .eval import evaluate
 from ..core.basics import GrailError
 
 # %% ../../nbs/cli/44_main.ipynb #0a75ed22
@@ -92,3 +93,6 @@ def simulate(
         made = report(folder)
     except GrailError as e: fail(e)
     out.print(f'report: {made}', highlight=False, soft_wrap=True)
+
+# %% ../../nbs/cli/44_main.ipynb #c69c19f6
+app.command('eval')(evaluate)

@@ -110,7 +110,7 @@ def test_the_audits_round_is_the_first_that_comes_safely_after_the_deadline(t, p
 
 def test_open_and_audit_randomness_are_the_same_for_all_who_ask_later(world):
     o = open_randomness(world.chain, world.beacon, 30)
-    world.at(60, 4)
+    world.at(61, 4)
     a = audit_randomness(world.chain, world.beacon, 30)
     assert world.beacon.time_of(a.round) >= deadline(world.chain, 30) + AUDIT_MARGIN
     world.at(500)
