@@ -311,7 +311,7 @@ def test_any_damage_to_the_files_is_a_verdict(sealed, seed, head):
 def test_any_bytes_are_a_verdict(a, b):
     assert ask(a, b).failed_checks == ('structural',)
 
-json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
                            lambda c: st.lists(c, max_size=4) | st.dictionaries(st.text(max_size=6), c, max_size=4), max_leaves=12)
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
