@@ -5,6 +5,7 @@
 TOPLOC's wheel does not fit a newer torch; build it:  pip install --no-binary toploc --no-build-isolation toploc==0.1.6
 `--prefill` also times SmolLM2's forward pass over as many tokens, in which all of this would hide."""
 import argparse
+import json
 import resource
 import sys
 import time
@@ -70,8 +71,10 @@ def main():
     args.add_argument('--hidden', type=int, default=2048)
     args.add_argument('--threads', type=int, nargs='+', default=[1, 2])
     args.add_argument('--prefill', action='store_true')
+    args.add_argument('--json', help='write the rows to this file too')
     args = args.parse_args()
     states = (torch.randn(args.tokens, args.hidden, generator=torch.Generator().manual_seed(0))*3).bfloat16()
+    out    = []
     for threads in args.threads:
         torch.set_num_threads(threads)
         print(f'{args.tokens} x {args.hidden} states in bfloat16, {threads} thread{"s"*(threads > 1)}')
@@ -81,10 +84,19 @@ def main():
             before = peak()
             rows[name] = milliseconds(build), milliseconds(verify)
             print(f'{name:10} {rows[name][0]:9.2f} {rows[name][1]:10.2f} {size:12.2f} {peak()-before:9.1f}')
+        for i, what in enumerate(('build', 'verify')):
+            if 'TOPLOC' in rows:
+                ours, other = rows['grail-v2'][i], rows['TOPLOC'][i]
+                out.append(dict(what=f'{what} of {args.tokens} x {args.hidden} states, {threads} thread(s), grail-v2 against TOPLOC 0.1.6',
+                                ours=ours, other=other, ratio=other/ours, unit='ms', n=args.tokens))
         if 'TOPLOC' in rows: print(f'grail-v2 builds {rows["TOPLOC"][0]/rows["grail-v2"][0]:.1f} times as fast as TOPLOC and verifies {rows["TOPLOC"][1]/rows["grail-v2"][1]:.1f} times as fast')
     if args.prefill:
         forward, build, verify = prefill_ms(args.tokens)
         print(f'SmolLM2-135M, {args.tokens} tokens, {args.threads[-1]} threads: forward pass {forward:.0f} ms; build {build:.2f} ms ({build/forward:.2%}), verify {verify:.2f} ms ({verify/forward:.2%})')
+
+        out += [dict(what=f'{w} against a SmolLM2 prefill', ours=x, other=forward, ratio=x/forward, unit='ms', n=args.tokens)
+                for w, x in (('build', build), ('verify', verify))]
+    if args.json: Path(args.json).write_text(json.dumps(out, indent=1))
 
 
 if __name__ == '__main__': main()
