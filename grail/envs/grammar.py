@@ -187,6 +187,7 @@ class Parser:
     def at(self, *ops):  return self.peek() in [('op', o) for o in ops]
     def cmd(self, *cs):  return self.peek() in [('cmd', c) for c in cs]
     def take(self):
+        if self.pos >= len(self.toks): raise NotUnderstood('the text ends too early')
         self.pos += 1
         return self.toks[self.pos-1]
     def accept(self, op):
