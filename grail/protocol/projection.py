@@ -25,15 +25,15 @@ LEVELS = 4095  # M, the largest integer of a clipped value
 def squash(
     h:torch.Tensor,           # [..., H] states, any dtype
     mean:torch.Tensor,        # [H] float32
-    scale:torch.Tensor,       # [H] float32, positive
+    scale:torch.Tensor,       # [H] float32, not 0; a negative one turns the sign of its dimension
     out:torch.Tensor=None,    # [..., H] float32 to write to, if there is one already
 )->torch.Tensor:              # [..., H] float32 holding integers from -LEVELS to LEVELS
     "Centred, scaled, clipped, and rounded to integers; NaN stays NaN"
-    a = torch.sub(h.float() if h.dtype == torch.float64 else h, mean, out=torch.empty(h.shape, device=h.device) if out is None else out)
-    return a.mul_(torch.full_like(scale, LEVELS)/scale).clamp_(-LEVELS, LEVELS).round_()
+    out = torch.empty(h.shape, device=h.device) if out is None else out
+    return out.copy_(h).sub_(mean).mul_(torch.full_like(scale, LEVELS)/scale).clamp_(-LEVELS, LEVELS).round_()
 
-# %% ../../nbs/protocol/04a_projection.ipynb #117ef80c
-SIGNS = np.array([[1 - 2*(byte >> bit & 1) for bit in range(8)] for byte in range(256)], np.int8).view(np.int64).ravel()  # byte -> 8 signs
+# %% ../../nbs/protocol/04a_projection.ipynb #73ec0ee0
+SIGNS = torch.tensor([[1. - 2*(byte >> bit & 1) for bit in range(8)] for byte in range(256)])  # byte -> 8 signs
 
 def coefficients(
     open:bytes,   # value of the window's open randomness
@@ -42,30 +42,32 @@ def coefficients(
     index:int,    # its number in the group
     length:int,   # completion tokens
     H:int,        # hidden size
-)->tuple:         # signs [length, H] int8, dither [length, 4] uint16
+)->tuple:         # (flips [H], line [length+H]) float32, dither [length, 4] uint16
     "What the states of a rollout are projected with"
-    width = -(-H//8)
-    raw = prf('projection', open, as_part(hotkey), as_part(group), as_part(index), size=length*(width + 8))
-    raw = np.frombuffer(raw, np.uint8).reshape(length, width + 8)
-    return SIGNS.take(raw[:, :width]).view(np.int8)[:, :H], raw[:, width:].copy().view('<u2')
+    place, width = [open, as_part(hotkey), as_part(group), as_part(index)], -(-H//8)
+    raw   = prf('projection', *place, size=width - (-(length + H)//8))
+    signs = SIGNS[torch.frombuffer(bytearray(raw), dtype=torch.uint8).int()]
+    dither = np.frombuffer(prf('dither', *place, size=8*length), '<u2').reshape(length, 4)
+    return (signs[:width].flatten()[:H], signs[width:].flatten()[:length+H]), dither
 
-# %% ../../nbs/protocol/04a_projection.ipynb #73ec0ee0
+# %% ../../nbs/protocol/04a_projection.ipynb #e3b00df4
 ROWS = 256  # states that are projected at a time: what stays in a cache
 
 def project(
     h:torch.Tensor,      # [N, H] states, any dtype and device
-    signs,               # [N, H] int8
+    signs:tuple,         # (flips [H], line [at least N+H]) float32
     mean:torch.Tensor,   # [H] float32, as is `scale`
     scale:torch.Tensor,
 )->np.ndarray:           # [N, 4] int64
     "Four signed sums of the squashed state, exactly; NaN counts as 0"
-    signs, H = torch.as_tensor(signs), h.shape[1]
-    pad, out, work = -H % 4, torch.empty(len(h), 4, device=h.device), torch.empty(ROWS, H, device=h.device)
-    for i in range(0, len(h), ROWS):
-        at = slice(i, min(i+ROWS, len(h)))
-        q  = squash(h[at], mean, scale, work[:at.stop-i]).mul_(signs[at].to(h.device))
+    (n, H), (flips, line) = h.shape, (s.to(h.device) for s in signs)
+    rows, scale = line.unfold(0, H, 1), scale*flips
+    pad, out, work = -H % 4, torch.empty(n, 4, device=h.device), torch.empty(min(n, ROWS), H, device=h.device)
+    for i in range(0, n, ROWS):
+        at = slice(i, min(i+ROWS, n))
+        q  = squash(h[at], mean, scale, work[:at.stop-i]).mul_(rows[at])
         u  = (torch.nn.functional.pad(q, (0, pad)) if pad else q).view(len(q), 4, -1)
-        out[at] = u.sum(-1)
+        torch.sum(u, -1, out=out[at])
         if not out[at].isfinite().all(): out[at] = u.nan_to_num(nan=0.).sum(-1)
     return out.cpu().numpy().astype(np.int64)
 
@@ -155,7 +157,7 @@ def far_limit(
 )->int:              # positions
     "What the number of far positions of an honest rollout exceeds with probability at most `cal.false_positives/2`"
     p, above = min(max(cal.far_rate, 1e-6), .5), 0.
-    for m in range(n, 0, -1):
+    for m in range(min(n, math.ceil(n*p + math.sqrt(400 + 120*n*p) + 20)), 0, -1):
         above += math.exp(math.lgamma(n+1) - math.lgamma(m+1) - math.lgamma(n-m+1) + m*math.log(p) + (n-m)*math.log1p(-p))
         if above > cal.false_positives/2: return m
     return 0

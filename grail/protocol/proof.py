@@ -140,9 +140,10 @@ def commit(
     cal, states = self.calibration, _states(hidden, lengths)
     if states.shape[1] != len(cal.mean): raise ConfigError(f'the calibration is of hidden size {len(cal.mean)}, these states have {states.shape[1]}')
     if not len(states): return [np.zeros(0, np.uint32) for _ in lengths]
-    signs, dither = zip(*(coefficients(c.open, c.hotkey, c.group, c.index, n, states.shape[1]) for c, n in zip(contexts, lengths)))
     mean, scale = (torch.from_numpy(x).to(states.device) for x in (cal.mean, cal.scale))
-    return _split(codes(project(states, np.concatenate(signs), mean, scale), np.concatenate(dither), cal.step), lengths)
+    place = [coefficients(c.open, c.hotkey, c.group, c.index, n, states.shape[1]) for c, n in zip(contexts, lengths)]
+    u     = [project(h, signs, mean, scale) for h, (signs, _) in zip(states.split(list(lengths)), place)]
+    return _split(codes(np.concatenate(u), np.concatenate([dither for _, dither in place]), cal.step), lengths)
 
 # %% ../../nbs/protocol/06_proof.ipynb #843c5a21
 @patch

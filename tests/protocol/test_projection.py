@@ -16,18 +16,19 @@ def reference(h, open, hotkey, group, index, mean, scale, step):
     "Codes by the definition, in numpy and plain integers, one dimension at a time"
     n, H  = h.shape
     width = -(-H//8)
-    raw   = prf('projection', open, hotkey.encode(), group.to_bytes(8, 'big'), index.to_bytes(8, 'big'), size=n*(width+8))
+    place = open, hotkey.encode(), group.to_bytes(8, 'big'), index.to_bytes(8, 'big')
+    raw, dither = prf('projection', *place, size=width + (n+H+7)//8), prf('dither', *place, size=8*n)
+    sign  = lambda part, i: 1 - 2*(part[i//8] >> i % 8 & 1)
     out   = []
     for t in range(n):
-        part = raw[t*(width+8):(t+1)*(width+8)]
         with np.errstate(all='ignore'):
             a = h[t].astype(np.float32) - mean
             q = np.rint(np.clip(a*(np.float32(LEVELS)/scale), -LEVELS, LEVELS))
         word = 0
         for j in range(4):
             block = range(j*-(-H//4), min((j+1)*-(-H//4), H))
-            u     = sum((1 - 2*(part[i//8] >> i % 8 & 1))*int(q[i]) for i in block if not math.isnan(q[i]))
-            eta   = int.from_bytes(part[width+2*j:width+2*j+2], 'little')*step >> 16
+            u     = sum(sign(raw[:width], i)*sign(raw[width:], t+i)*int(q[i]) for i in block if not math.isnan(q[i]))
+            eta   = int.from_bytes(dither[8*t+2*j:8*t+2*j+2], 'little')*step >> 16
             word |= ((u + eta)//step % 256) << 8*j
         out.append(word)
     return out
@@ -63,7 +64,7 @@ def test_small_scales_and_steps_equal_the_reference_to_the_last_bit(dtype, step)
 def test_sums_are_exact_up_to_the_largest_hidden_size():
     H = 2**24//LEVELS*4
     h = torch.full((2, H), 1e30)
-    signs = np.ones((2, H), np.int8)
+    signs = torch.ones(H), torch.ones(2+H)
     assert project(h, signs, torch.zeros(H), torch.ones(H)).tolist() == [[LEVELS*(H//4)]*4]*2 and LEVELS*(H//4) <= 2**24
 
 
@@ -76,7 +77,7 @@ def test_two_threads_and_any_batch_give_the_same():
     finally: torch.set_num_threads(threads)
     signs, dither = coefficients(b'o'*32, 'miner', 1, 2, 300, 513)
     m, s = torch.from_numpy(mean), torch.from_numpy(scale)
-    assert (np.concatenate([codes(project(h[i:i+7], signs[i:i+7], m, s), dither[i:i+7], 37) for i in range(0, 300, 7)]) == expected).all()
+    assert (np.concatenate([codes(project(h[i:i+7], (signs[0], signs[1][i:]), m, s), dither[i:i+7], 37) for i in range(0, 300, 7)]) == expected).all()
 
 
 def test_every_bit_of_the_context_changes_all_positions():
