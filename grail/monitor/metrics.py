@@ -70,9 +70,13 @@ class JsonLines:
         if not data.endswith(b'\n'): os.ftruncate(self.fd, data.rfind(b'\n')+1)
 
     def write(self, line:dict):
-        "Append one object"
-        data = canonical_json(plain(line)) + b'\n'
-        while data: data = data[os.write(self.fd, data):]
+        "Append one object, whole or not at all"
+        data, size = canonical_json(plain(line)) + b'\n', os.fstat(self.fd).st_size
+        try:
+            while data: data = data[os.write(self.fd, data):]
+        except OSError:                             # a full disk: no stump stays, what comes later begins on a line of its own
+            os.ftruncate(self.fd, size)
+            raise
 
     def close(self): os.close(self.fd)
 

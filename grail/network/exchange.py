@@ -6,8 +6,8 @@
 __all__ = ['MAX_MANIFEST', 'MAX_FILES', 'MAX_CHECKPOINT', 'MAX_STEPS', 'LABEL', 'FIELDS', 'MAX_VERDICT', 'window_key',
            'submission_key', 'manifest_key', 'file_key', 'verdict_key', 'publish_submission', 'list_submissions',
            'fetch_header', 'Received', 'fetch_submission', 'Checkpoint', 'check_manifest', 'publish_checkpoint',
-           'load_manifest', 'fetch_file', 'load_checkpoint', 'checkpoint_windows', 'retain_checkpoints', 'needs',
-           'retain_windows', 'publish_verdict', 'read_verdict', 'list_verdicts']
+           'load_manifest', 'keep_files', 'fetch_file', 'load_checkpoint', 'checkpoint_windows', 'retain_checkpoints',
+           'needs', 'retain_windows', 'publish_verdict', 'read_verdict', 'list_verdicts']
 
 # %% ../../nbs/network/29_exchange.ipynb #c20c36ec
 import os, uuid
@@ -264,15 +264,25 @@ def _cached(cache, digest):
 
 def _keep(cache, digest, data):
     part = Path(cache)/f'.{digest}.{uuid.uuid4().hex}'
-    part.parent.mkdir(parents=True, exist_ok=True)
     try:
+        part.parent.mkdir(parents=True, exist_ok=True)
         with open(part, 'wb') as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
         os.replace(part, Path(cache)/digest)
     except OSError: pass                         # a full disk costs the cache, not the checkpoint
-    finally: part.unlink(missing_ok=True)
+    finally:
+        try: part.unlink(missing_ok=True)
+        except OSError: pass
+
+def keep_files(
+    cache,        # folder with files of checkpoints
+    files:dict,   # name -> bytes
+):
+    "What the trainer published itself it need not download"
+    for data in files.values():
+        if not (Path(cache)/sha256(data)).exists(): _keep(cache, sha256(data), data)
 
 def fetch_file(
     store,          # the trainer's bucket

@@ -54,11 +54,11 @@ def tasks(self:Miner, loaded:Loaded, open:bytes)->list:
 
 # %% ../../nbs/roles/36_miner.ipynb #cbb2fcf5
 @patch
-def generate(self:Miner, loaded:Loaded, tasks:list, open:bytes)->list[list[list[int]]]:
+def generate(self:Miner, loaded:Loaded, tasks:list, open:bytes, first:int=0)->list[list[list[int]]]:
     "Completions, `[groups][rollouts_per_group]` lists of token ids"
     p, n = loaded.params, loaded.params.rollouts_per_group
     prompts = [list(t.prompt_ids) for t in tasks for _ in range(n)]
-    keys = [noise_key(open, self.hotkey, g, i) for g in range(len(tasks)) for i in range(n)]
+    keys = [noise_key(open, self.hotkey, first + g, i) for g in range(len(tasks)) for i in range(n)]
     out = self.engine(loaded).generate(prompts, keys, max_new_tokens=p.max_new_tokens, temperature=p.temperature, top_k=p.top_k,
                                        top_p=p.top_p, eos_id=loaded.tokenizer.eos_token_id)
     return [out[g*n:(g+1)*n] for g in range(len(tasks))]
@@ -93,10 +93,10 @@ def prove(self:Miner, loaded:Loaded, group:int, task, completions:list, open:byt
 
 # %% ../../nbs/roles/36_miner.ipynb #330ffbc5
 @patch
-def rollouts(self:Miner, loaded:Loaded, tasks:list, completions:list, open:bytes)->list[Rollout]:
+def rollouts(self:Miner, loaded:Loaded, tasks:list, completions:list, open:bytes, first:int=0)->list[Rollout]:
     "Finished rollouts, with proof and reward"
     out = []
-    for g, (task, comps) in enumerate(zip(tasks, completions)):
+    for g, (task, comps) in enumerate(zip(tasks, completions), first):
         logprobs, proofs = self.prove(loaded, g, task, comps, open)
         for i, c in enumerate(comps):
             outcome = self.reward(loaded, task, c)

@@ -23,7 +23,7 @@ from ..incentive.trust import trusted
 from ..model.engine import TransformersEngine
 from ..model.files import model_from_files, model_to_files, weights_digest
 from ..network.chain import Unavailable
-from ..network.exchange import fetch_submission, publish_checkpoint
+from ..network.exchange import fetch_submission, keep_files, publish_checkpoint
 from ..model.forward import prefill
 from ..protocol.projection import Calibration, calibrate_projection, stale
 from ..protocol.randomness import as_part, prf, task_seed
@@ -126,9 +126,9 @@ def collect(self:Trainer, window:Window)->tuple[list, list, dict]:
 
 # %% ../../nbs/roles/38_trainer.ipynb #2a0bf58d
 @patch
-def learn(self:Trainer, window:Window)->dict:
-    "Train on what was made in the window before `window`; returns metrics"
-    with self.span(window, 'download'): groups, results, counts = self.collect(window - 1)
+def learn(self:Trainer, window:Window, collected:tuple=None)->dict:
+    "Train on what was made in the window before `window`, which is collected unless it has been; returns metrics"
+    with self.span(window, 'download'): groups, results, counts = collected or self.collect(window - 1)
     metrics = {}
     if groups:
         with self.span(window, 'train'): metrics = self.learner.train_window(groups)
@@ -169,14 +169,21 @@ def calibrate(self:Trainer)->bool:
 
 # %% ../../nbs/roles/38_trainer.ipynb #d5ee57fc
 @patch
-def publish(self:Trainer, window:Window)->str:
-    "Publish the present weights as the checkpoint of `window`; returns its digest"
+def pack(self:Trainer)->tuple[dict, str, dict]:
+    "The present weights as `(files, digest of the weights, info)`: what is published, whatever is learned meanwhile"
+    self.calibrate()
+    files = model_to_files(self.model, self.tokenizer)
+    if self.calibration is not None: files[CALIBRATION] = self.calibration.to_bytes()
+    return files, weights_digest(self.model.state_dict()), dict(updates=self.steps)
+
+@patch
+def publish(self:Trainer, window:Window, packed:tuple=None)->str:
+    "Publish the present weights, or those that were packed, as the checkpoint of `window`; returns its digest"
     with self.span(window, 'publish'):
-        self.calibrate()
-        files = model_to_files(self.model, self.tokenizer)
-        if self.calibration is not None: files[CALIBRATION] = self.calibration.to_bytes()
-        made  = publish_checkpoint(self.network.bucket(self.hotkey), files, self.keypair, window, self.parent, self.params,
-                                   weights=weights_digest(self.model.state_dict()), info=dict(updates=self.steps))
+        files, weights, info = packed or self.pack()
+        made = publish_checkpoint(self.network.bucket(self.hotkey), files, self.keypair, window, self.parent, self.params,
+                                  weights=weights, info=info)
+        if self.network.cache is not None: keep_files(self.network.cache, files)
     self.parent = made.digest
     return made.digest
 

@@ -15,7 +15,7 @@ from ..core.basics import FormatError, LimitError, NotFound, sha256
 from ..core.window import Window
 from ..incentive.weights import earned, weights
 from ..network.beacon import Unavailable, deadline
-from ..network.exchange import MAX_HEADER, fetch_header, fetch_submission, publish_verdict, submission_key
+from ..network.exchange import MAX_HEADER, Received, fetch_header, fetch_submission, publish_verdict, submission_key
 from .base import Loaded, Network, Role
 from ..verify.audit import Ledger, ledger_from_dict, ledger_to_dict, select_miners
 from ..core.params import params_digest
@@ -93,17 +93,26 @@ def refusal(
 
 # %% ../../nbs/roles/37_validator.ipynb #85573239
 @patch
-def audit(self:Validator, hotkey:str, window:Window, due:Loaded, open, audit)->Verdict|None:
-    "Check what `hotkey` submitted for `window`, for which the checkpoint `due` had to be used; None if it can't be had"
-    rules = dict(hotkey=hotkey, window=int(window), checkpoint=due.checkpoint.digest, params=due.params, open=open, audit=audit)
-    try: got = fetch_submission(self.network.bucket(hotkey), self.network.chain, hotkey, window, due.params)
-    except (NotFound, FormatError) as e: return refusal(f'unreadable: {e}', **rules)
+def receive(self:Validator, hotkey:str, window:Window, params)->Received|str|None:
+    "What `hotkey` submitted for `window`, or why it cannot be read; None if the store does not answer"
+    try: return fetch_submission(self.network.bucket(hotkey), self.network.chain, hotkey, window, params)
+    except (NotFound, FormatError) as e: return f'unreadable: {e}'
     except Unavailable as e:
         log.warning('window %d: no audit of %s: %s', window, hotkey, e)
-        return None
+
+@patch
+def judge(self:Validator, hotkey:str, window:Window, due:Loaded, open, audit, got)->Verdict|None:
+    "The verdict on what `receive` returned; `due` is the checkpoint that had to be used"
+    rules = dict(hotkey=hotkey, window=int(window), checkpoint=due.checkpoint.digest, params=due.params, open=open, audit=audit)
+    if got is None or isinstance(got, str): return None if got is None else refusal(got, **rules)
     if self.seen.get(int(window), {}).get(hotkey, sha256(got.header)) != sha256(got.header):
         return refusal('replaced: the header is not the one that was there at the deadline', **rules)
     return audit_submission(got.header, got.body, model=due.model, env=due.env, calibration=due.calibration, **rules)
+
+@patch
+def audit(self:Validator, hotkey:str, window:Window, due:Loaded, open, audit)->Verdict|None:
+    "Fetch and judge; None if it can't be had"
+    return self.judge(hotkey, window, due, open, audit, self.receive(hotkey, window, due.params))
 
 # %% ../../nbs/roles/37_validator.ipynb #96a00d89
 @patch
