@@ -190,12 +190,21 @@ def approx(a:Value)->complex|None:
         return None if n is None or d is None else n/d
     except (OverflowError, ZeroDivisionError): return None
 
+def _clear(p):
+    "The polynomial as a float where rounding cannot have changed its sign, else None"
+    z = _approx(p)
+    scale = sum(abs(_approx({m: c})) for m, c in p.items()) if z is not None else 0
+    return z if scale and math.isfinite(scale) and abs(z) > 1e-6*scale else None
+
 def sign(a:Value)->int|None:
     "1 or -1 for a real number that is clearly not zero, else None"
-    z = approx(a)
-    if z is None or not math.isfinite(abs(z)): return None
-    scale = 1 + sum(abs(_approx({m: c}) or 0) for m, c in a.num.items()) if abs(z) < 1e6 else 1
-    return None if abs(z.imag) > 1e-9*scale or abs(z.real) < 1e-6*scale else (1 if z.real > 0 else -1)
+    try: n, d = _clear(a.num), _clear(a.den)
+    except OverflowError: return None
+    if n is None or d is None: return None
+    z = n/d
+    return None if abs(z.imag) > 1e-9*abs(z) else (1 if z.real > 0 else -1)
+
+
 
 # %% ../../nbs/envs/11a_exact.ipynb #bf5a3993
 def ipow(a:Value, k:int)->Value:
@@ -240,7 +249,7 @@ def factor(
     return tuple(out)
 
 @lru_cache(4096)
-def prime(p:int)->Gen: return Gen(f'{p:x}', 'prime', p, float(p))
+def prime(p:int)->Gen: return Gen(f'#{p:x}', 'prime', p, float(p))   # '#': hexadecimal 11 is 'b', which is a variable's name
 
 # %% ../../nbs/envs/11a_exact.ipynb #9d88ab5f
 def rational_power(q:Fraction, r:Fraction, real:bool=False)->Value:
@@ -365,18 +374,27 @@ def _oriented(a:Value):
     s = -1 if a.num and a.num[max(a.num)] < 0 else 1
     return (neg(a) if s < 0 else a), s
 
+def _far(x:float)->float|None:
+    "x if it is far enough from zero for its sign to be sure, else None"
+    return x if abs(x) > 1e-6 else None
+
+def _angle(a:Value)->float|None:
+    "About how much the angle a is, if it is a real number small enough for a float to know its sine"
+    z = approx(a)
+    return z.real if z and abs(z.imag) < 1e-9 and 1e-6 < abs(z.real) < 1e6 else None
+
 def sine(a:Value)->Value:
     if (q := _turns(a)) is not None: return sin_pi(q)
     b, s = _oriented(a)
-    z = approx(b)
-    g = _free(f'sin({name(b)})', number_=z and math.sin(z.real))
+    z = _angle(b)
+    g = _free(f'sin({name(b)})', number_=z and _far(math.sin(z)))
     return g if s > 0 else neg(g)
 
 def cosine(a:Value)->Value:
     if (q := _turns(a)) is not None: return cos_pi(q)
     b, _ = _oriented(a)
-    z, s = approx(b), sine(b)
-    return gen(Gen(f'cos({name(b)})', 'cos', padd(ONE, mul(s, s).num, -1), z and math.cos(z.real)))
+    z, s = _angle(b), sine(b)
+    return gen(Gen(f'cos({name(b)})', 'cos', padd(ONE, mul(s, s).num, -1), z and _far(math.cos(z))))
 
 def _turns(a):
     "q if a = πq"
@@ -412,8 +430,9 @@ def ln(a:Value)->Value:
     if a.den is ONE and len(a.num) == 1:
         (m, c), = a.num.items()
         if c == 1 and len(m) == 1 and m[0][0] == E: return number(m[0][1])
+    if _number_like(a) and sign(a) != 1: raise NotUnderstood('logarithm of a number that is not clearly positive')
     z = approx(a)
-    return _free(f'ln({name(a)})', number_=math.log(z.real) if z and z.real > 0 else None)
+    return _free(f'ln({name(a)})', number_=_far(math.log(z.real)) if z and z.real > 0 else None)
 
 # %% ../../nbs/envs/11a_exact.ipynb #3f4d5d27
 def absolute(a:Value)->Value:
