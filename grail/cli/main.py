@@ -16,6 +16,7 @@ from rich.console import Console
 # %% ../../nbs/cli/44_main.ipynb #2e4c4ca5
 from .. import __version__
 from .eval import evaluate
+from .verify import verify
 from ..core.basics import GrailError
 
 # %% ../../nbs/cli/44_main.ipynb #0a75ed22
@@ -96,3 +97,6 @@ def simulate(
 
 # %% ../../nbs/cli/44_main.ipynb #c69c19f6
 app.command('eval')(evaluate)
+
+# %% ../../nbs/cli/44_main.ipynb #7d7ee9c2
+app.command('verify')(verify)

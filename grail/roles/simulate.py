@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['DEFAULTS', 'START', 'FIRST', 'OF_THE_MODEL', 'LINES', 'FILES', 'Settings', 'settings', 'parse_miners', 'keypair',
-           'rules', 'starting_point', 'training', 'Simulation', 'count_lines', 'keep_lines', 'last_state',
-           'read_settings', 'clear', 'lock', 'begin', 'proceed', 'simulate']
+           'rules', 'starting_point', 'training', 'simulation_beacon', 'same_arithmetic', 'Simulation', 'count_lines',
+           'keep_lines', 'last_state', 'read_settings', 'clear', 'lock', 'begin', 'proceed', 'simulate']
 
 # %% ../../nbs/roles/43_simulate.ipynb #a7e0e0c7
 import fcntl, json, os, shutil, sqlite3, time
@@ -109,7 +109,6 @@ def rules(s:Settings)->ProtocolParams:
         floor = own.eos_min_prob if p.sampling == 'seeded' else 1e-6
         p = replace(p, **{f: getattr(own, f) for f in OF_THE_MODEL}, eos_min_prob=floor)
     if s.env: p = replace(p, env=s.env)
-    p = replace(p, **{f: v for f, v in s.rules.items() if f in OF_THE_MODEL + ()}) if False else p
     unknown = set(s.rules) - {f.name for f in fields(ProtocolParams)}
     if unknown: raise ConfigError(f'there is no rule {", ".join(sorted(unknown))}')
     return replace(p, **s.rules)
@@ -130,6 +129,19 @@ def training(s:Settings)->TrainConfig:
     return train_config('qwen2.5-1.5b', seed=s.seed, dtype='float32', checkpointing=False, warmup_steps=1, groups_per_window=8,
                         updates_per_window=1, token_budget=1024)
 
+# %% ../../nbs/roles/43_simulate.ipynb #35e563c2
+def simulation_beacon(
+    s:Settings,  # of the run
+    clock,       # says which rounds have come
+)->LocalBeacon:
+    "The beacon of a run"
+    return LocalBeacon(sha256(f'beacon {s.seed}'.encode()).encode(), clock, START)
+
+def same_arithmetic(s:Settings):
+    "Make torch add in the order in which this run adds"
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1 if s.model == 'tiny' else os.cpu_count())
+
 # %% ../../nbs/roles/43_simulate.ipynb #18844013
 class Simulation:
     "All participants, and the clock that they share"
@@ -141,7 +153,7 @@ class Simulation:
         self.s,self.out = s,Path(out)
         self.clock    = VirtualClock(START)
         self.chain    = LocalChain(self.out/'chain.db', self.clock, START, BLOCK_TIME, seed=f'simulation {s.seed}')
-        self.beacon   = LocalBeacon(sha256(f'beacon {s.seed}'.encode()).encode(), self.clock, START)
+        self.beacon   = simulation_beacon(s, self.clock)
         keys          = {r: keypair(s.seed, r) for r in ['trainer', *(f'validator {i}' for i in range(s.validators))]}
         buckets       = Buckets(self.out/'buckets', self.clock)
         self.network  = Network(self.chain, self.beacon, buckets, keys['trainer'].ss58_address, s.data or None)
@@ -364,8 +376,7 @@ def simulate(
     show=None,       # called with each window's line and its miners' lines
 )->list[dict]:       # all lines of the run
     "Run to the end"
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1 if sim.s.model == 'tiny' else os.cpu_count())     # decides the order of sums, and so the bytes
+    same_arithmetic(sim.s)
     while sim.done < sim.s.windows:
         line, miners = sim.step(sim.next)
         for l in (line, *miners): sim.metrics.write(l)
