@@ -18,8 +18,9 @@ from fastcore.basics import patch
 from ..core.basics import ConfigError
 from . import exact
 from .exact import NotUnderstood, Value, number
-from .grammar import (
-    MAX_CHARS, Atom, Group, Label, Matrix, Relation, Scalar, free, frees, is_words, parse, tidy_text, unwrap, unwrap_inside)
+from grail.envs.grammar import (
+    MAX_CHARS, Atom, Group, Label, Matrix, Relation, Scalar, free, frees, is_words, join_thousands, parse, tidy_text, unwrap,
+    unwrap_inside)
 
 # %% ../../nbs/envs/12_answers.ipynb #d2af7571
 TAIL      = 20_000   # characters at the end of a text in which a final number is looked for
@@ -28,14 +29,13 @@ _EOS   = re.compile(r'<\|(?:im_end|endoftext|eot_id|end_of_text|end)\|>|</s>|<eo
 _BRACE = re.compile(r'\\.|[{}]', re.S)
 _CLOSE = re.compile(r'</(solution|answer)\s*>', re.I)
 _OPEN  = re.compile(r'<(solution|answer)\s*>', re.I)
-_NUMBER = re.compile(r'(?:(?<![\w.)])-)?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?![\d.]))?|(?<!\w)-?\.\d+', re.A)
 
 # %% ../../nbs/envs/12_answers.ipynb #8df28840
 def boxed(text:str)->str|None:
     r"Content of the last `\boxed{...}`; None if there is none or it is not closed within `MAX_CHARS`"
     if (start := max(text.rfind('\\boxed'), text.rfind('\\fbox'))) < 0: return None
     s = text[start:start+MAX_CHARS].split('boxed' if text.startswith('\\boxed', start) else 'fbox', 1)[1].lstrip(' ')
-    if not s.startswith('{'): return (m := re.match(r'-?\w+', s, re.A)) and m[0]       # \boxed 7
+    if not s.startswith('{'): return (m := re.match(r'-?\w+(?:[.,:/]\w+)*', s, re.A)) and m[0]       # \boxed 7.5
     depth = 0
     for m in _BRACE.finditer(s):
         depth += (m[0] == '{') - (m[0] == '}')
@@ -51,11 +51,24 @@ def tagged(text:str)->str|None:
     return inner.strip() if opens[-1][1].lower() == closes[-1][1].lower() and len(inner) <= MAX_CHARS else None
 
 # %% ../../nbs/envs/12_answers.ipynb #f290dc5f
+_SIGN   = r'(?:(?<![\w.)}\]])-(?:\\?[$€£¥])?|\\?[$€£¥]-?)?'
+_WHOLE  = r'(?:\d+\s\d+/\d+|(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:[.:/]\d+)*(?:[eE][+-]?\d+(?!\w))?|(?<![\w.])\.\d+)'
+_LARGE  = r'(?:\s+(?:hundred|thousand|million|billion|trillion|dozen)\b)?'
+_NUMBER = re.compile(rf'{_SIGN}(?:{_WHOLE}|\\[dt]?frac\{{\d+\}}\{{\d+\}}){_LARGE}', re.A)
+_BEFORE = re.compile(r'(?:[\^_/√]|sqrt|\}\{|frac\{?)\s*[{(]?$')
+_AFTER  = re.compile(r'\s*(?:\\?pi\b|π|√|\\sqrt)|[a-z](?![a-zA-Z])(?<![mgsl])|\^|_|\{')
+
+def _cleaned(number): return re.sub(r'[,$€£¥]|\\(?=[$€£¥])', '', number)
+
+def _partial(text, m):
+    "Is the number that was found a part of something else?"
+    return bool(_BEFORE.search(text[max(0, m.start()-6):m.start()]) or _AFTER.match(text, m.end()))
+
 def final_number(text:str)->str|None:
     "The last number in the text, without thousands separators and currency"
-    found = None
-    for m in _NUMBER.finditer(text, max(0, len(text)-TAIL)): found = m[0]
-    return found and found.replace(',', '').replace('$', '')
+    text, found = join_thousands(text[-TAIL:]).replace('−', '-').replace('–', '-'), None
+    for m in _NUMBER.finditer(text): found = m
+    return None if found is None or _partial(text, found) else _cleaned(found[0])
 
 # %% ../../nbs/envs/12_answers.ipynb #fd6dfcb1
 def extract(
@@ -71,7 +84,9 @@ def extract(
     if '\\boxed' in text or '\\fbox' in text: return boxed(text) or None
     if '####' in text:
         rest = text.rsplit('####', 1)[1].strip().split('\n')[0][:MAX_CHARS].strip()
-        return (m[0].replace(',', '').replace('$', '') if (m := _NUMBER.match(rest)) else rest) or None
+        rest = join_thousands(rest)
+        alone = (m := _NUMBER.match(rest)) and not re.search(r'\d', rest[m.end():], re.A) and not _partial(rest, m)
+        return (_cleaned(m[0]) if alone else rest) or None                                 # '5 or 6' is not 5
     return final_number(text) if number else None
 
 # %% ../../nbs/envs/12_answers.ipynb #b8bfe945
@@ -81,7 +96,8 @@ def same(a, b)->bool:
     if isinstance(a, Label) or isinstance(b, Label): return same_label(a, b)
     if isinstance(a, Scalar) and isinstance(b, Scalar):
         return (None in (a.unit, b.unit) or a.unit == b.unit) and exact.equal(a.value, b.value)
-    if isinstance(a, Relation) and isinstance(b, Relation): return a.op == b.op and proportional(a.diff, b.diff, a.op)
+    if isinstance(a, Relation) and isinstance(b, Relation):
+        return a.op == b.op and a.limits == b.limits and proportional(a.diff, b.diff, a.op)
     if isinstance(a, Matrix) and isinstance(b, Matrix):
         shapes = [[len(r) for r in m.rows] for m in (a, b)]
         return shapes[0] == shapes[1] and all(all(map(exact.equal, r, s)) for r, s in zip(a.rows, b.rows))
@@ -97,8 +113,9 @@ def same_group(a, b):
     if isinstance(b, Scalar) and a.kind in bags: b = Group('list', (b,))
     if not (isinstance(a, Group) and isinstance(b, Group)): return False
     if a.kind in bags and b.kind in bags or a.kind == b.kind == 'union':
-        x, y = (distinct(g.items) if 'set' in (a.kind, b.kind) else g.items for g in (a, b))
-        return matching(x, y)
+        if len({isinstance(i, Label) for i in a.items + b.items}) > 1:
+            return a.kind == b.kind == 'list' and len(a.items) == len(b.items) and all(map(same, a.items, b.items))
+        return matching(*(distinct(g.items) if g.kind == 'set' else g.items for g in (a, b)))
     return a.kind == b.kind and a.ends == b.ends and len(a.items) == len(b.items) and all(map(same, a.items, b.items))
 
 def distinct(items):
@@ -134,7 +151,7 @@ def equation(n):
     if isinstance(n, Relation): return n
     plain = isinstance(n, Label) and n.how == '=' and len(n.names) == 1 and isinstance(n.node, Scalar) and n.node.unit is None
     if plain and free(n.node.value):
-        return Relation('=', exact.add(exact.symbol(n.names[0]), n.node.value, -1))
+        return Relation('=', exact.add(exact.symbol(n.names[0]), n.node.value, -1), n.limits)
 
 def parallel(n):
     "(x, y) = (1, 2) as the list x = 1, y = 2; anything else as it is"
@@ -145,7 +162,7 @@ def parallel(n):
 def same_label(a, b):
     "Do two nodes, one of which is a label, mean the same?"
     if isinstance(a, Label) and isinstance(b, Label):
-        if a.names == b.names and a.how == b.how and same(a.node, b.node): return True
+        if a.names == b.names and a.how == b.how and a.limits == b.limits and same(a.node, b.node): return True
     elif isinstance(a, Group) and a.kind == 'list' and isinstance(parallel(b), Group): return same(a, parallel(b))
     elif isinstance(b, Group) and b.kind == 'list' and isinstance(parallel(a), Group): return same(parallel(a), b)
     elif isinstance(a, Label) and not isinstance(b, Relation): return same(a.node, b)
