@@ -16,6 +16,27 @@ from ..core.window import BLOCK_TIME, WINDOW_LENGTH
 from ..protocol.randomness import as_part, prf
 
 # %% ../../nbs/verify/20_detectors.ipynb #32f9b1db
+def _of_rows(
+    z:torch.Tensor,         # [n, V] logits of a few rows, not kept
+    tokens:torch.Tensor,    # [n, 1]
+    temperature:float,
+    allowed:torch.Tensor,   # [n, V] or None
+)->tuple:                   # as `step_statistics`
+    "A pass over the vocabulary for each number, and none for a table of bools, which are slow to add"
+    z = z.float() if temperature == 1 else z.float()/temperature
+    if allowed is not None: z = z.masked_fill(~allowed, -torch.inf)
+    dot, flag = torch.linalg.vecdot, lambda compare: compare(z, own, out=torch.empty_like(z))
+    own, top  = z.gather(-1, tokens), z.amax(-1, keepdim=True)
+    d   = z - top
+    p   = d.exp()
+    sum, above, ties = p.sum(-1), dot(p, flag(torch.gt)), flag(torch.eq)
+    if (ties.sum(-1) > 1).any():                                       # equal ones stand in the order of their ids
+        above += ties.mul_(torch.arange(z.shape[-1], device=z.device) < tokens).sum(-1) * (own - top)[:, 0].exp()
+    if allowed is not None: d.masked_fill_(~allowed, 0.)
+    mean = dot(p, d)/sum
+    return (own - top)[:, 0] - sum.log(), sum.log() - mean, (dot(p.mul_(d), d)/sum - mean**2).clamp_min(0), above/sum
+
+# %% ../../nbs/verify/20_detectors.ipynb #be8e6881
 def step_statistics(
     logits:torch.Tensor,    # [n, V]
     tokens:torch.Tensor,    # [n] the chosen ids
@@ -23,18 +44,11 @@ def step_statistics(
     allowed:torch.Tensor=None, # [n, V] bool, what top-k and top-p leave; None: everything
 )->dict:                    # each [n] float32
     "`logp`, `entropy`, `variance` of log p, and `above`: the probability of the tokens before the chosen one"
-    logits = logits.float() if temperature == 1 else logits.float()/temperature
-    if allowed is not None: logits = logits.masked_fill(~allowed, -torch.inf)
-    logp   = logits.log_softmax(-1)                                    # [n, V]
-    tokens = tokens[:, None].to(logp.device, torch.long)
-    own, p = logp.gather(-1, tokens), logp.exp()
-    ids    = torch.arange(p.shape[-1], device=p.device)
-    ties   = ((logp == own) & (ids < tokens)).sum(-1)                  # equal ones stand in the order of their ids
-    above  = torch.where(logp > own, p, 0.).sum(-1) + torch.where(ties > 0, ties*own[:, 0].exp(), 0.)
-    if allowed is not None: logp = logp.masked_fill(~allowed, 0.)
-    dot    = lambda a, b: (a[:, None] @ b[..., None])[:, 0, 0]         # sums of products without a table of products
-    mean   = dot(p, logp)                                              # minus the entropy
-    return {'logp': own[:, 0], 'entropy': -mean, 'variance': (dot(p.mul_(logp), logp) - mean**2).clamp_min(0), 'above': above}
+    rows   = max(1, (1 << 18 if logits.device.type == 'cpu' else 1 << 26)//logits.shape[-1])
+    tokens = tokens[:, None].to(logits.device, torch.long).split(rows)
+    masks  = [None]*len(tokens) if allowed is None else allowed.split(rows)
+    parts  = [_of_rows(z, t, temperature, m) for z, t, m in zip(logits.split(rows), tokens, masks)]
+    return dict(zip(('logp', 'entropy', 'variance', 'above'), map(torch.cat, zip(*parts))))
 
 # %% ../../nbs/verify/20_detectors.ipynb #ac41788f
 def trace_features(
