@@ -113,8 +113,8 @@ def reward(self:Miner, loaded:Loaded, task, completion:list):
 # %% ../../nbs/roles/36_miner.ipynb #56448fbe
 @patch
 def submit(self:Miner, window:Window, header:bytes, body:bytes):
-    "Upload to the miner's own bucket"
-    publish_submission(self.network.bucket(self.hotkey), self.hotkey, window, header, body)
+    "Upload to the miner's own bucket; what the store says of the header"
+    return publish_submission(self.network.bucket(self.hotkey), self.hotkey, window, header, body)
 
 # %% ../../nbs/roles/36_miner.ipynb #251aaf4b
 def checked(header:bytes, body:bytes, params)->tuple[bytes, bytes]:

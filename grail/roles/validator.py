@@ -116,11 +116,16 @@ def audit(self:Validator, hotkey:str, window:Window, due:Loaded, open, audit)->V
 
 # %% ../../nbs/roles/37_validator.ipynb #96a00d89
 @patch
-def set_weights(self:Validator, window:Window)->dict:
-    "Set this validator's weights on chain, from what is known up to `window`; returns them"
+def shares(self:Validator, window:Window)->dict:
+    "What each miner is worth, from what is known up to `window`"
     led, p = self.ledger, self.ledger.params
     counts = {h: earned(led.records(h, int(window)), p, led.banned(h, int(window))) for h in led.history}
-    shares = weights(counts, p.weight_alpha)
+    return weights(counts, p.weight_alpha)
+
+@patch
+def set_weights(self:Validator, window:Window)->dict:
+    "Set this validator's weights on chain; returns them"
+    shares = self.shares(window)
     self.network.chain.set_weights(self.keypair, shares)
     return shares
 
