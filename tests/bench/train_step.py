@@ -1,6 +1,6 @@
 """One GRPO update, ours against TRL 1.16's: samples a second and peak memory of the same model, batch, lengths and threads.
 
-    python tests/bench/train_step.py [--model tiny|smollm2] [--repeat 5] [--threads 1] [--wall] [--shape size=4,micro=4]
+    python tests/bench/train_step.py [--model tiny|smollm2] [--repeat 5] [--threads 1] [--wall] [--shape size=4,micro=4] [--json FILE]
 
 Each side runs in a process of its own, in turns; what is reported are medians and their ratio. The batch is what a trainer
 has after generation: prompts, completions, old log-probs, advantages. An update is forward, loss, backward, gradient clip and
@@ -110,6 +110,7 @@ def main():
     args.add_argument('--wall', action='store_true')
     args.add_argument('--sides', default='ours,trl,trl-plain')
     args.add_argument('--shape', default='', help='changes of the shape, such as size=4,budget=1024')
+    args.add_argument('--json', help='write the rows to this file too')
     args.add_argument('--worker', help=argparse.SUPPRESS)
     args = args.parse_args()
     torch.set_num_threads(args.threads)
@@ -125,9 +126,13 @@ def main():
     print(f'{"":12}{"samples/s":>12}{"peak MiB":>12}{"beyond start":>14}')
     med = {s: (statistics.median(o['rate']), o['peak'], o['peak']-o['before']) for s, o in out.items()}
     for s, (r, p, b) in med.items(): print(f'{s:12}{r:12.2f}{p:12.0f}{b:14.0f}')
+    rows = []
     for s in sides[1:]:
         speed, peak, beyond = (a/max(b, 1e-9) for a, b in zip(med[sides[0]], med[s]))
         print(f'{sides[0]} / {s:9} speed {speed:.2f}x, peak {peak:.2f}x, beyond start {beyond:.2f}x')
+        rows += [dict(what=f'{what} of an update, {args.model}, {sides[0]} against {s}', ours=med[sides[0]][i], other=med[s][i], ratio=r, unit=unit, n=args.repeat)
+                 for i, (what, unit, r) in enumerate((('speed', 'samples/s', speed), ('peak memory', 'MiB', peak), ('memory beyond the start', 'MiB', beyond)))]
+    if args.json: Path(args.json).write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == '__main__': main()
