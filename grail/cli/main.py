@@ -16,6 +16,7 @@ from rich.console import Console
 # %% ../../nbs/cli/44_main.ipynb #2e4c4ca5
 from .. import __version__
 from .eval import evaluate
+from .network import app as network
 from .verify import verify
 from ..core.basics import GrailError
 
@@ -100,3 +101,6 @@ app.command('eval')(evaluate)
 
 # %% ../../nbs/cli/44_main.ipynb #7d7ee9c2
 app.command('verify')(verify)
+
+# %% ../../nbs/cli/44_main.ipynb #4f3905cb
+for command in network.registered_commands: app.command(command.name)(command.callback)

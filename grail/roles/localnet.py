@@ -6,7 +6,7 @@
 __all__ = ['MOTO', 'LocalnetSettings', 'free_port', 'start_store', 'Localnet', 'row_text', 'localnet']
 
 # %% ../../nbs/roles/48_localnet.ipynb #30dd6d16
-import json, os, shutil, signal, socket, subprocess, sys, time
+import os, signal, socket, subprocess, sys, threading, time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,8 +35,6 @@ class LocalnetSettings:
     seed:int          = 0        # of keys and training
     profile:str       = 'tiny'   # of `ProtocolParams`
     wandb:str         = 'off'    # or 'offline'
-    store:str         = ''       # address of the S3 server that roles use; '': the one that is started
-    beacon:str        = ''       # address of the beacon that roles use; '': the one that is started
     extra:dict        = field(default_factory=dict)   # role's name -> environment variables that it gets besides
 
     @property
@@ -72,8 +70,11 @@ class Localnet:
         s:LocalnetSettings,
         out,            # folder of the run; must be new or empty
         show=print,     # called with each line of the story
+        store=None,     # function (role's name, address) -> the address at which this role finds the S3 server
+        beacon=None,    # the same for the beacon
     ):
         self.s, self.out, self.show = s, Path(out), show
+        self.store_of, self.beacon_of = (f or (lambda name, url: url) for f in (store, beacon))
         if self.out.exists() and any(self.out.iterdir()): raise ConfigError(f'{out} is not empty: choose another folder')
         self.out.mkdir(parents=True, exist_ok=True)
         self.keys  = {name: keypair(s.seed, f'localnet {name}') for name in s.roles}
@@ -91,14 +92,13 @@ class Localnet:
 @patch
 def __enter__(self:Localnet):
     self.log = open(self.out/'servers.log', 'ab')
-    self.store_process, url = start_store(self.log)
-    self.url = self.s.store or url
+    self.store_process, self.url = start_store(self.log)
     self.beacon = BeaconServer(os.urandom(32)).__enter__()
     self.chain  = LocalChain(self.out/'chain.db', RealClock(), block_time=self.s.block_time)
     for name, key in self.keys.items():
         validator = name.startswith('validator')
         self.chain.register(key, stake=1000. if validator else 0., validator=validator)
-        S3Store(self.digits(name, 32), url, 'localnet', 'localnet', region='us-east-1').make()
+        S3Store(self.digits(name, 32), self.url, 'localnet', 'localnet', region='us-east-1').make()
     for name in self.s.roles: self.start(name)
     return self
 
@@ -111,7 +111,7 @@ def environment(self:Localnet, name:str)->dict:
     key.touch(mode=0o600)
     key.write_text(sha256(f'grail simulation {self.s.seed} localnet {name}'.encode()))
     s = dict(name=name, state=folder, key_file=key, chain=f'local:{(self.out/"chain.db").resolve()}', trainer=self.keys['trainer'].ss58_address,
-             beacon=self.s.beacon or self.beacon.url, endpoint=self.url, region='us-east-1', account=self.digits(name, 32),
+             beacon=self.beacon_of(name, self.beacon.url), endpoint=self.store_of(name, self.url), region='us-east-1', account=self.digits(name, 32),
              write_id=self.digits(name + ' write id', 32), write_secret=self.digits(name + ' write', 64),
              read_id=self.digits(name + ' read id', 32), read_secret=self.digits(name + ' read', 64), threads=1, port=-1, wandb=self.s.wandb,
              groups=self.s.groups, profile=self.s.profile, model='tiny', seed=self.s.seed)
@@ -239,6 +239,7 @@ def localnet(
     show=print,        # called with each line of the story
 )->dict:
     "Run a network to its end; what it has shown, also in `summary.json`"
+    if threading.current_thread() is threading.main_thread(): signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))   # stops all roles, too
     with Localnet(s, out, show) as net: net.watch()
     net.tell(everything=True)
     v = net.verdict()

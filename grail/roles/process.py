@@ -161,9 +161,9 @@ class Program:
         s:NodeSettings,   # everything the operator decides
     ):
         self.s, self.folder, self.stop = s, Path(s.state), threading.Event()
+        self.keypair = load_key(s)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.held    = hold(self.folder)
-        self.keypair = load_key(s)
         self.network = open_network(s, self.keypair.ss58_address if self.role == 'trainer' else None)
         self.name    = s.name or f'{self.role}-{self.keypair.ss58_address[:6]}'
         self.models, self.diary = Checkpoints(self.network), Diary(self.folder/'timeline.jsonl')

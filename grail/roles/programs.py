@@ -68,6 +68,7 @@ class MinerProgram(Program):
 # %% ../../nbs/roles/47_programs.ipynb #ecad3095
 @patch
 def window(self:MinerProgram, w:Window):
+    if w.index < 1: raise NotFound('there was no window before')
     if self.state.get('submitted', -1) >= int(w): return
     end    = self.network.chain.expected_time(w.end)
     loaded = self.due(w - 1, until=end - self.reserve())
@@ -161,6 +162,7 @@ class ValidatorProgram(Program):
 # %% ../../nbs/roles/47_programs.ipynb #38062962
 @patch
 def window(self:ValidatorProgram, w:Window):
+    if w.index < 2: raise NotFound('the chain is too young for an audit')
     t, v = w - 1, self.validator
     if self.state.get('audited', -1) >= int(t): return
     end  = self.network.chain.expected_time(w.end) - self.block_seconds()

@@ -20,7 +20,6 @@ from ..network.drand import DrandBeacon
 from ..network.s3 import R2, Access, S3Buckets
 from ..network.served import ServedBeacon
 from ..network.store import Buckets
-from .base import Network
 
 # %% ../../nbs/roles/45_settings.ipynb #4b92d0b8
 def option(default, help:str, secret:bool=False):
@@ -200,8 +199,9 @@ def commitment(s:NodeSettings, hotkey:str)->str:
 def open_network(
     s:NodeSettings,   # all about it
     trainer:str=None, # hotkey, where the settings do not name one
-)->Network:
+):                  # `Network`
     "Everything outside; raises `ConfigError` or `FormatError`"
+    from grail.roles.base import Network      # brings torch; settings alone do not need it
     clock = RealClock(s.clock_offset)
     if not (s.trainer or trainer): raise ConfigError('whose checkpoints count? set GRAIL_TRAINER to the trainer\'s hotkey')
     cache = s.cache or str(Path(s.state)/'cache')
