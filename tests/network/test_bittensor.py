@@ -1,5 +1,6 @@
 """A subnet that says no, a node that lies or is silent, and what an operator is told."""
 import asyncio
+import multiprocessing as mp
 import socket
 import time
 
@@ -217,11 +218,29 @@ def calls(chain):
 @pytest.mark.parametrize('error', [ConnectionRefusedError('refused'), TimeoutError('late'), OSError('no route'), 'rpc'])
 def test_a_node_that_is_down_is_nobodys_fault_and_comes_back(node, chain, error):
     import bittensor as bt
-    chain.block()
+    for name, f in calls(chain).items(): f()
     node.down = bt.RpcConnectionError('endpoint retries exhausted') if error == 'rpc' else error
+    node.clock.advance_to(node.clock.now() + 12)
     for name, f in calls(chain).items(): refused(f, Unavailable, 'local')
     node.down = None
     for name, f in calls(chain).items(): f()
+
+def test_a_node_is_not_asked_the_same_thing_again_and_again(node, chain):
+    asked = []
+    for name in ('query_map', 'runtime_call', 'finalized_block_number', 'get_block'):
+        def count(*args, f=getattr(node, name), name=name, **kw):
+            asked.append(name)
+            return f(*args, **kw)
+        setattr(node, name, count)
+    chain.commit(ADA, 'ada')
+    asked.clear()
+    for _ in range(100):
+        chain.commitments(), chain.metagraph(), chain.weights(), chain.expected_time(10**6), chain.expected_time(1)
+        node.clock.advance_to(node.clock.now() + .05)                         # five seconds of polling
+    assert len(asked) < 20, asked
+    node.advance(1)
+    chain.commit(ADA, 'other')
+    assert chain.commitments()[ADA.ss58_address] == 'other'                   # and nothing old is shown
 
 def test_a_silent_node_holds_nobody(node, chain):
     async def silent(*args, **kw): await asyncio.sleep(30)
@@ -229,6 +248,18 @@ def test_a_silent_node_holds_nobody(node, chain):
     start = time.monotonic()
     refused(chain.block, Unavailable, 'does not answer')
     assert time.monotonic() - start < 5
+
+def _child(chain, q): q.put([n.hotkey for n in chain.metagraph()])
+
+def test_a_forked_process_makes_its_own_connection(node, chain):
+    chain.metagraph()
+    node.advance(1)
+    ctx = mp.get_context('fork')
+    q = ctx.Queue()
+    p = ctx.Process(target=_child, args=(chain, q))
+    p.start()
+    assert q.get(timeout=30) == node.state['hotkeys']
+    p.join()
 
 def test_a_port_where_nobody_listens():
     "The SDK's own connection, on loopback"

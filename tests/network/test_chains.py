@@ -8,6 +8,7 @@ from grail.core.basics import ConfigError, FormatError, GrailError, LimitError, 
 from grail.core.window import Window
 from grail.network.beacon import LocalBeacon, audit_randomness, deadline, open_randomness
 from grail.network.chain import LocalChain, VirtualClock
+from grail.network.s3 import Access
 from grail.incentive.trust import consensus
 
 
@@ -117,6 +118,11 @@ def test_the_last_commitment_counts_and_may_have_128_characters(subnet):
     subnet.chain.commit(key('Bob'), 'ü')
     assert subnet.chain.commitments() == {hotkey('Ada'): '0123456789abcdef'*8, hotkey('Bob'): 'ü'}
     assert type(block) is int and block <= subnet.chain.block()
+
+def test_read_only_access_to_a_bucket_comes_back_as_it_was_committed(subnet):
+    access = Access('0123456789abcdef'*2, 'fedcba9876543210'*2, '00ff'*16)
+    subnet.chain.commit(key('Ada'), access.commitment())
+    assert Access.from_commitment(subnet.chain.commitments()[hotkey('Ada')]) == access
 
 def test_a_commitment_is_refused_if_it_is_too_long_or_of_a_stranger(subnet):
     with pytest.raises(LimitError, match='bytes'): subnet.chain.commit(key('Ada'), 'x'*2000)
