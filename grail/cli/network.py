@@ -87,5 +87,21 @@ def localnet(
     for k, x in v.items(): show(f'{k.replace("_", " ")}: {x}')
     raise typer.Exit(0 if v['weights_agree'] and v['rises'] and not v['honest_failed'] else 1)
 
+# %% ../../nbs/cli/44c_network.ipynb #aac9dc7e
+def _doctor(role:str='mine', config=None, **flags):
+    from grail.roles.doctor import CHECKS, doctor
+    if role not in COMMANDS: raise typer.BadParameter(f'a role is one of {", ".join(COMMANDS)}, not {role!r}')
+    try: found = doctor(node_settings(config=config, **flags), role)
+    except GrailError as e: found = [('the settings', [str(e)])]
+    for what, sentences in found:
+        for text in sentences or ['nothing found']: out.print(f'{what:>18}: {text}', markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(int(any(sentences for _, sentences in found)))
+
+_own = [inspect.Parameter('role', inspect.Parameter.KEYWORD_ONLY, default='mine', annotation=Annotated[str, typer.Argument(help='mine, validate or train')])]
+_doctor.__signature__   = inspect.Signature(_own + [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[t, o]) for n, t, o in _options()])
+_doctor.__annotations__ = {p.name: p.annotation for p in _doctor.__signature__.parameters.values()}
+_doctor.__doc__         = 'Look for the likeliest mistakes in the settings, the keys, the bucket, the chain and the beacon.'
+app.command('doctor')(_doctor)
+
 # %% ../../nbs/cli/44c_network.ipynb #b46fa14b
 if __name__ == '__main__' and '__file__' in globals(): app()

@@ -275,6 +275,7 @@ def due(self:Program,
     "The loaded checkpoint; raises `NotFound` if it does not come in time"
     while int(window) not in self.models.ready:
         if self.s.sequential: self.load(window)
+        if int(window) in self.models.ready: break
         left = until - self.now()
         if left <= 0: raise NotFound(f'window {int(window)} has no checkpoint')
         if self.stop.is_set(): raise Stopped()

@@ -66,7 +66,8 @@ class NodeSettings:
     chunk:int        = option(4, 'Miner: groups generated at once; a new checkpoint and the clock are looked at in between')
     # trainers
     profile:str      = option('tiny', 'Trainer: protocol parameters that it publishes')
-    model:str        = option('tiny', 'Trainer: what it starts from, if its state folder is empty: `tiny` or `smollm2`')
+    model:str        = option('tiny', 'Trainer: what it starts from, if its state folder is empty: `tiny`, `smollm2`, or a folder with safetensors and tokenizer')
+    preset:str       = option('', 'Trainer: how it trains a model from a folder, a name of `grail.train.learner.PRESETS`')
     train_after:float= option(16.0, 'Trainer: seconds into a window at which it begins to train, so that weights can be set before')
     eval_tasks:int   = option(200, 'Trainer: held-out tasks measured in idle time of a window')
     seed:int         = option(0, 'Trainer: of the order of groups')
@@ -175,7 +176,7 @@ def open_chain(s:NodeSettings, clock):
     try: from grail.network.bittensor import BittensorChain
     except ImportError as e: raise ConfigError(f'the chain {s.chain!r} needs the extra `chain`: pip install "grail[chain]" ({e})') from e
     if not s.netuid: raise ConfigError('which subnet? set GRAIL_NETUID')
-    return BittensorChain(s.chain, s.netuid)
+    return BittensorChain(s.chain, s.netuid, clock)
 
 def open_beacon(s:NodeSettings, clock):
     "The beacon; raises `ConfigError`"

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sqlite3
+import struct
 import subprocess
 import time
 import urllib.request
@@ -58,7 +59,8 @@ def assert_recovered(net, after, seconds=150):
 
 
 def test_a_short_network_completes_a_window_stops_in_time_and_goes_on_where_it_was(tmp_path):
-    with Localnet(LocalnetSettings(miners=2, block_time=.8, groups=8), tmp_path/'net') as net:
+    wandb = 'offline' if importlib.util.find_spec('wandb') else 'off'
+    with Localnet(LocalnetSettings(miners=2, block_time=.8, groups=8, wandb=wandb), tmp_path/'net') as net:
         assert until(net, complete(1), 300), '\n'.join(map(row_text, net.story())) + (tmp_path/'net'/'trainer.log').read_text()
         assert [r['agree'] for r in net.story() if r['agree'] is not None].count(False) == 0
         status = {n: json.loads((net.out/n/'status.json').read_bytes())['url'] for n in net.s.roles}
@@ -84,6 +86,34 @@ def test_a_short_network_completes_a_window_stops_in_time_and_goes_on_where_it_w
     secrets = [net.digits(f'{n} write', 64) for n in net.s.roles] + [(net.out/n/'key').read_text() for n in net.s.roles]
     logs = ''.join((net.out/f'{n}.log').read_text() for n in net.s.roles)
     assert not any(s in logs for s in secrets)
+    if wandb == 'off': return
+    for name in net.s.roles:                                           # W&B's files hold what metrics.jsonl holds
+        lines = read_metrics(net.out/name/'metrics.jsonl')
+        rows  = [r for path in sorted((net.out/name).rglob('*.wandb'), key=lambda p: p.stat().st_mtime) for r in wandb_rows(path)]
+        assert [r['window'] for r in rows] == [l['window'] for l in lines]
+        for r, l in zip(rows, lines): assert {k: v for k, v in l.items() if '/' in k} == {k: v for k, v in r.items() if '/' in k}
+    names = {k for n in net.s.roles for l in read_metrics(net.out/n/'metrics.jsonl') for k in l}
+    assert names >= {'mining/rollouts_generated', 'mining/uploaded_rollouts', 'mining/success_rate', 'validation/active_miners/window_files_found',
+                     'miner_sampling/miners_selected', 'miner_sampling/check_rate', 'weights/submission/success', 'training/block/loss_total',
+                     'training/block/grad_norm', 'training/block/lr', 'training/prefilter/pass@1', 'training/checkpoint_published_on_time',
+                     'eval/pass@1', 'profiling/rollout_generation', 'profiling/rollout_verification', 'profiling/upload',
+                     'profiling/checkpoint_load', 'profiling/checkpoint_publish', 'profiling/training_duration'}
+
+
+def wandb_rows(path):
+    "The logged rows of a W&B file: records in blocks of 32 kB, each a protobuf message"
+    from wandb.proto import wandb_internal_pb2 as pb
+    data, at, part = path.read_bytes(), 7, b''
+    assert data[:4] == b':W&B'
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7: at += left; continue
+        _, n, kind = struct.unpack('<IHB', data[at:at+7])
+        if kind == 0: break
+        part, at = part + data[at+7:at+7+n], at + 7 + n
+        if kind not in (1, 4): continue                                 # whole, or the last part
+        record, part = pb.Record.FromString(part), b''
+        if record.WhichOneof('record_type') == 'history':
+            yield {i.key or '/'.join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
 
 
 def test_a_role_whose_settings_make_no_sense_ends_with_a_message_and_no_traceback(tmp_path):
