@@ -18,6 +18,7 @@ class ProtocolParams:
     # what is asked for
     profile:str              = 'grail_v0'  # name of the profile that these numbers come from
     env:str                  = 'math'      # environment that sets the tasks
+    tasks:str                = 'uniform'   # 'uniform': each alike; 'curriculum': more often what is solved sometimes
     rollouts_per_group:int   = 16          # rollouts of one task
     max_new_tokens:int       = 1024        # longest completion
     temperature:float        = 1.0         # of sampling
@@ -62,7 +63,7 @@ class ProtocolParams:
     def __post_init__(self): _validate(self)
 
 # %% ../../nbs/core/02_params.ipynb #2f0a1bbc
-CHOICES = {'sampling': ('free', 'seeded'), 'proof': ('grail-v1', 'grail-v2')}
+CHOICES = {'sampling': ('free', 'seeded'), 'proof': ('grail-v1', 'grail-v2'), 'tasks': ('uniform', 'curriculum')}
 FRACTIONS = ('top_p', 'soft_fraction', 'audit_fraction', 'audit_group_fraction', 'sampling_misses', 'dist_q10', 'dist_median', 'eos_min_prob')
 ZERO_OK = ('top_k', 'logprob_misses', 'dist_min_tokens', 'grace_seconds', 'logprob_abs', 'logprob_rel', 'sampling_margin',
            'sketch_tolerance', 'audit_all_below', 'ban_windows')

@@ -178,11 +178,11 @@ class Judgement:
     how:str    # 'exact', 'text', 'nothing given', 'one side not understood', 'too long'
 
 def plain(s:str)->str:
-    "A text up to spacing; words also up to case"
+    "A text up to spacing; words also up to case, except the names of points"
     s = unwrap_inside(unwrap(re.sub(r'\\[dtc]frac(?![A-Za-z])', r'\\frac', tidy_text(s))))
     s = re.sub(r'\s+', ' ', s).strip()
     s = re.sub(r' (?![A-Za-z0-9])|(?<![A-Za-z0-9]) ', '', s, flags=re.A)
-    return s.casefold() if is_words(s) else s
+    return s.casefold() if is_words(s) and not s.isupper() else s
 
 @lru_cache(2048)
 def _gold(s):

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from ..core.basics import FormatError, canonical_json, sha256
+from ..core.basics import ConfigError, FormatError, canonical_json, sha256
 from .base import Outcome, Task, row_of
 
 # %% ../../nbs/envs/13e_curriculum.ipynb #8df5e251
@@ -39,7 +39,8 @@ class SolveRates:
         return (s + 1000)/(t + 2000)
 
     def to_dict(self)->dict: return {q: list(st) for q, st in sorted(self.counts.items())}
-    def digest(self)->str:   return sha256(canonical_json(self.to_dict()))
+    def to_bytes(self)->bytes: return canonical_json(self.to_dict())
+    def digest(self)->str:   return sha256(self.to_bytes())
 
 # %% ../../nbs/envs/13e_curriculum.ipynb #a6df47cc
 def rates_from_dict(d:dict)->SolveRates:
@@ -59,6 +60,8 @@ class Curriculum:
         env,               # a `SingleTurn` environment
         rates:SolveRates,  # as published with the checkpoint in force
     ):
+        if not all(hasattr(env, name) for name in ('train', 'task_of')):
+            raise ConfigError(f'a curriculum needs a list of questions, and {env.id!r} has none: set the rule tasks to "uniform"')
         self.env, self.id, self.reward_range, self.rates = env, env.id, env.reward_range, rates
         self.cumulative = list(accumulate(self.weight(q.id) for q in env.train))
 

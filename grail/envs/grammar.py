@@ -30,7 +30,7 @@ _DROP = re.compile(r'\\(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?
                    r'|(?<!\\)\\(?:[,!;:]|\s)|~')
 _SPACED    = r'(?:\\!\s?,\s?\\!\s?|,\s?\\!\s?|\{,\}\s?|\\,)'       # a thousands separator, as LaTeX has it
 _THOUSANDS = re.compile(rf'(?<![\w.^}}\\])\d{{1,3}}(?:{_SPACED}\d{{3}})+(?!\d)', re.A)
-_DOUBTFUL  = re.compile(r'[\w)}\]]\s*–|\d\.\d{3},\d|(?<![\d.])(?!1e-)\d+(?:\.\d+)?e[+-]\d|\^1/', re.A)
+_DOUBTFUL  = re.compile(r'[\w)}\]]\s*–|\d\.\d{3},\d|(?<![\d.])(?!1e-)\d+(?:\.\d+)?e[+-]\d|\^1/|^\s*~', re.A)
 
 def join_thousands(s:str)->str:
     r"`10,\!000`, `10{,}000`, `10\,000` as `10000`"
@@ -67,6 +67,7 @@ _SHORT = {'cm', 'mm', 'km', 'kg', 'mg', 'ft', 'yd', 'lb', 'lbs', 'oz', 'ml', 'mp
 def unit_of(text:str)->str|None:
     "The unit that a phrase names, in one spelling; None if some word is no unit's"
     out, power = [], ''
+    if re.search(r'(?<![A-Za-z])[A-KM-Z](?![A-Za-z])', text): return None              # M is no metre, L is a litre
     for w in text.lower().replace('.', '').replace('/', ' per ').split():
         if w in ('square', 'sq', 'cubic') and not power: power = {'cubic': '^3'}.get(w, '^2')
         elif w == 'per' and out: out.append('per')
@@ -89,7 +90,7 @@ _ALIAS   = {'dfrac': 'frac', 'tfrac': 'frac', 'cfrac': 'frac', 'leq': 'le', 'geq
             'rvert': '|', 'vert': '|', 'mid': '|', 'lbrace': '\\{', 'rbrace': '\\}', 'infinity': 'infty', 'inf': 'infty',
             'backslash': 'setminus', 'degree': 'circ', 'ast': '*', 'cdot': '*', 'times': '*', 'div': '/', 'colon': ':'}
 _ENGLISH = set('no on up so is at in if it we he me my by to of as an am be do go us yes not all odd one two six ten the per for '
-               'any red set mod min max gcd lcm dot det dim arg ker sgn sup erf lim sum int cis adj cov var std deg'.split())
+               'any red set mod min max gcd lcm dot det dim arg ker sgn sup erf lim sum int cis adj cov var std deg pm'.split())
 _GREEK   = set('alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau phi '
                'varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell'.split())
 

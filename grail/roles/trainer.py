@@ -19,6 +19,7 @@ from ..core.basics import FormatError, NotFound, canonical_json, parse_json
 from ..core.params import ProtocolParams
 from ..core.window import WINDOW_LENGTH, Window
 from ..envs.base import make_env
+from ..envs.curriculum import Curriculum, SolveRates, rates_from_dict
 from ..incentive.trust import trusted
 from ..model.engine import TransformersEngine
 from ..model.files import model_from_files, model_to_files, weights_digest
@@ -28,7 +29,8 @@ from ..model.forward import prefill
 from ..protocol.projection import Calibration, calibrate_projection, stale
 from ..protocol.randomness import as_part, prf, task_seed
 from ..protocol.rollout import read_submission
-from .base import CALIBRATION, Loaded, Network, Role
+from .base import CALIBRATION, CURRICULUM, MAX_CURRICULUM, Loaded, Network, Role
+from .rates import next_rates
 from ..train.evaluate import evaluate, pass_at_k
 from ..train.learner import Learner, TrainConfig
 from ..train.selection import TrainGroup
@@ -54,6 +56,8 @@ class Trainer(Role):
         self.env      = make_env(params.env, tokenizer, network.data, params.max_prompt_tokens)
         self.parent,self.steps,self.calibration = '',0,None
         self.calibrated = None                 # the step at which the calibration was checked last
+        self.rates,self.counted = SolveRates(),None   # what a curriculum knows, and the window that was counted last
+        if params.tasks == 'curriculum': Curriculum(self.env, self.rates)      # refuses an environment without questions
 
 # %% ../../nbs/roles/38_trainer.ipynb #d71e5fb3
 @patch
@@ -106,6 +110,7 @@ def success_rates(
 @patch
 def collect(self:Trainer, window:Window)->tuple[list, list, dict]:
     "Groups of the trusted miners for `window`, (hotkey, group, success) of every rollout, and what was left out"
+    self.count(window)
     try: due = self.models.load(window - 1)
     except (NotFound, FormatError, Unavailable) as e:
         log.info('window %d: nothing to train on: %s', window, e)
@@ -123,6 +128,13 @@ def collect(self:Trainer, window:Window)->tuple[list, list, dict]:
         groups  += train_groups(hotkey, rollouts)
         results += [(hotkey, r.group, r.success) for r in rollouts]
     return groups, results, dict(counts)
+
+# %% ../../nbs/roles/38_trainer.ipynb #94669de1
+@patch
+def count(self:Trainer, window:Window):
+    "Bring the solve rates up to date with the verdicts on `window`, once"
+    if self.params.tasks == 'uniform' or self.counted == int(window): return
+    self.rates, self.counted = next_rates(self.network, self.models, self.rates, window), int(window)
 
 # %% ../../nbs/roles/38_trainer.ipynb #2a0bf58d
 @patch
@@ -174,6 +186,7 @@ def pack(self:Trainer)->tuple[dict, str, dict]:
     self.calibrate()
     files = model_to_files(self.model, self.tokenizer)
     if self.calibration is not None: files[CALIBRATION] = self.calibration.to_bytes()
+    if self.params.tasks == 'curriculum': files[CURRICULUM] = self.rates.to_bytes()
     return files, weights_digest(self.model.state_dict()), dict(updates=self.steps)
 
 @patch
@@ -203,7 +216,9 @@ def evaluate(self:Trainer,
 def save(self:Trainer, folder):
     "Write everything that the next window depends on"
     self.learner.save(folder)
-    (folder/'trainer.json').write_bytes(canonical_json(dict(parent=self.parent, steps=self.steps, calibrated=self.calibrated)))
+    (folder/'trainer.json').write_bytes(canonical_json(dict(parent=self.parent, steps=self.steps, calibrated=self.calibrated,
+                                                             counted=self.counted)))
+    (folder/CURRICULUM).write_bytes(self.rates.to_bytes())
     if self.calibration is not None: (folder/CALIBRATION).write_bytes(self.calibration.to_bytes())
 
 @patch
@@ -211,5 +226,6 @@ def restore(self:Trainer, folder):
     "Go on from what `save` wrote; raises `NotFound`"
     if not self.learner.load(folder): raise NotFound(f'no trainer was saved in {folder}')
     d = parse_json((folder/'trainer.json').read_bytes())
-    self.parent,self.steps,self.calibrated = d['parent'],d['steps'],d['calibrated']
+    self.parent,self.steps,self.calibrated,self.counted = d['parent'],d['steps'],d['calibrated'],d['counted']
+    self.rates = rates_from_dict(parse_json((folder/CURRICULUM).read_bytes(), MAX_CURRICULUM))
     if (folder/CALIBRATION).exists(): self.calibration = Calibration.from_bytes((folder/CALIBRATION).read_bytes())
