@@ -292,7 +292,7 @@ def test_a_factor_that_vanishes_somewhere_changes_an_equation(a, b, k):
         assert not equivalent(rf'\frac{{{p}{q}}}{{{q}}} {op} 0', f'{p} {op} 0')
         assert not equivalent(rf'{p}{q} {op} 0', f'{p} {op} 0')
         assert not equivalent(rf'{p}{q}{q}^{{-1}} {op} 0', f'{p} {op} 0')
-    assert equivalent(f'({k}){p}=0', f'{p}=0') and equivalent(rf'\frac{{{p}}}{{{k}}}=0', f'{p}=0')
+    assert equivalent(f'({k})({p}+y)=0', f'{p}+y=0') and equivalent(rf'\frac{{{p}+y}}{{{k}}}=0', f'{p}+y=0')
 
 
 # ---- values: an evaluator of its own, with numbers instead of symbols, on trees that are written in several ways
@@ -302,7 +302,8 @@ POINTS = [dict(x=mpmath.mpf('0.73'), y=mpmath.mpf('1.91')), dict(x=mpmath.mpf('2
 
 def tree(rnd, depth):
     "A random expression: (operator, arguments)"
-    if depth == 0: return rnd.choice([('n', rnd.randint(0, 12)), ('v', 'x'), ('v', 'y'), ('c', 'pi'), ('n', rnd.choice([11, 13, 2]))])
+    leaves = [('n', rnd.randint(0, 12)), ('v', 'x'), ('v', 'y'), ('c', 'pi'), ('n', rnd.choice([11, 13, 2]))]
+    if depth == 0: return rnd.choice(leaves)
     op = rnd.choice('++--**//^^rsclabd')
     a, b = tree(rnd, depth-1), tree(rnd, rnd.randint(0, depth-1))
     if op == '^': return (op, a, ('n', rnd.choice([2, 3, -1, -2, 1])))
@@ -398,17 +399,22 @@ def read_by_python(text):
 
 # ---- final numbers
 
-NUMBERS = {'1e5': '1e5', 'it is 2.5E-3.': '2.5E-3', '1.2.3': '1.2.3', '5:30': '5:30', r'-\$5': '-5', '-$5': '-5', '$-5': '-5', '-€5': '-5',
-           '−5': '-5', '1 1/2': '1 1/2', '3/4': '3/4', r'10\!,\!000': '10000', '1,234.5': '1234.5', '5 million': '5 million', '10-5': '5',
-           '2^{10}': None, r'\sqrt{5}': None, r'25\pi': None, '5x': None, 'x_5': None, '１２': None, '5': '5', 'a 5.': '5', '1/2/2020': '1/2/2020'}
+NUMBERS = {'1e5': '1e5', 'it is 2.5E-3.': '2.5E-3', '1.2.3': '1.2.3', '5:30': '5:30', r'-\$5': '-5', '-$5': '-5',
+           '$-5': '-5', '-€5': '-5',
+           '−5': '-5', '1 1/2': '1 1/2', '3/4': '3/4', r'10\!,\!000': '10000', '1,234.5': '1234.5',
+           '5 million': '5 million', '10-5': '5',
+           '2^{10}': None, r'\sqrt{5}': None, r'25\pi': None, '5x': None, 'x_5': None, '１２': None,
+           '5': '5', 'a 5.': '5', '1/2/2020': '1/2/2020'}
 
 @pytest.mark.parametrize('text,number', NUMBERS.items())
 def test_a_final_number_is_taken_whole(text, number): assert final_number(text) == number
 
 def test_a_part_of_a_number_is_never_the_answer():
-    for text, part in (('1e5', '5'), ('1.2.3', '3'), ('5:30', '30'), (r'-\$5', '5'), ('2^{10}', '10'), ('1 1/2', '1/2'), (r'25\pi', '25')):
+    parts = {'1e5': '5', '1.2.3': '3', '5:30': '30', r'-\$5': '5', '2^{10}': '10', '1 1/2': '1/2', r'25\pi': '25'}
+    for text, part in parts.items():
         for made in (text, f'the answer is {text}.', f'#### {text}'): assert not equivalent(extract(made) or '', part), made
 
 def test_the_last_box_wins_and_must_be_balanced():
-    assert extract(r'\boxed{4} \boxed{5}') == '5' and extract(r'\boxed{5}\boxed{') is None and extract(r'\boxed{\frac{1}{2}}}') == r'\frac{1}{2}'
+    assert extract(r'\boxed{4} \boxed{5}') == '5' and extract(r'\boxed{5}\boxed{') is None
+    assert extract(r'\boxed{\frac{1}{2}}}') == r'\frac{1}{2}'
     assert not equivalent(r'\boxed{4} ... \boxed{', '4') and equivalent(r'\boxed{4} ... \boxed{5}', '5')
