@@ -49,6 +49,7 @@ def sdk():
     except ImportError as e: raise ConfigError(f"a Bittensor chain needs the SDK: pip install 'grail[chain]' ({e})") from e
     return bittensor
 
+# %% ../../nbs/network/26b_bittensor.ipynb #2d5dd041
 class BittensorChain:
     "A subnet of Bittensor, with the methods of `LocalChain`"
     def __init__(self,
