@@ -7,7 +7,7 @@ __all__ = ['UNREADABLE', 'BLOCK', 'SLICE', 'PROGRAMS', 'MinerProgram', 'mining',
            'beginning', 'sums']
 
 # %% ../../nbs/roles/47_programs.ipynb #b5a8cae2
-import logging, shutil, time
+import logging, shutil, threading, time
 from collections import Counter
 from pathlib import Path
 
@@ -257,6 +257,7 @@ class TrainerProgram(Program):
         if 'folder' in self.state: self.trainer.restore(self.folder/self.state['folder'])
         self.trainer.parent = self.state.get('parent', self.trainer.parent)
         self.held_out, self.results, self.measured = None, [], None
+        self.packed, self.turn = None, threading.Lock()      # what was published last; who publishes in this window
 
 # %% ../../nbs/roles/47_programs.ipynb #9f5f73e7
 def beginning(s:NodeSettings)->tuple:
@@ -273,18 +274,32 @@ def window(self:TrainerProgram, w:Window):
     chain, tr = self.network.chain, self.trainer
     if self.state.get('published', -1) < int(w):
         learned = None
-        if self.state.get('learned', -1) < int(w):
+        if self.packed is None: self.packed = tr.pack()
+        if self.state.get('learned', -1) < int(w):    # else it was stopped between learning and publishing
+            guard = threading.Thread(target=self.in_time, args=(w, self.packed), daemon=True, name='in time')
+            if not self.s.sequential: guard.start()
             learned, start = self.learn(w), time.time()
-            with tr.span(w, 'calibrate'): packed = tr.pack()
+            with tr.span(w, 'calibrate'): self.packed = tr.pack()
             self.save(w)
             self.learn_seconds('pack', time.time() - start)
-        else: packed = tr.pack()                      # it was stopped between learning and publishing
         if self.results and len(self.results)*SLICE < self.s.eval_tasks: self.measured_all()
         self.results, self.measured = [], w
-        out = self.uploads.submit(self.publish, w, packed, learned)
+        out = self.uploads.submit(self.publish, w, self.packed, learned)
         self.idle(chain.expected_time(w.end) - .2, out)
         _result(out, self.stop)
     self.idle(chain.expected_time(w.end) - .2)
+
+@patch
+def in_time(self:TrainerProgram, w:Window, packed:tuple):
+    "Publish the weights of before, if nothing has been published when it is the last time for it"
+    last = self.network.chain.expected_time(w.end) - 1.5*self.takes('publish', 2.) - 2*self.block_seconds()
+    try: self.wait_until(last)
+    except Stopped: return
+    if self.state.get('learned', -1) >= int(w) or not self.turn.acquire(blocking=False): return
+    try:
+        log.warning('window %d: training is not done, the weights of before are published', w)
+        self.put(w, packed)
+    finally: self.turn.release()
 
 # %% ../../nbs/roles/47_programs.ipynb #278a97b3
 @patch
@@ -324,6 +339,13 @@ def save(self:TrainerProgram, w:Window):
 @patch
 def publish(self:TrainerProgram, w:Window, packed:tuple, learned:dict|None):
     "Publish what was packed, tell the window's story; in the upload thread"
+    with self.turn: late, problem = self.put(w, packed) if self.state.get('published', -1) < int(w) else (False, ', published next time')
+    self.report(w, learned, late, problem)
+    self.tidy()
+
+@patch
+def put(self:TrainerProgram, w:Window, packed:tuple)->tuple:
+    "Publish what was packed: was it late, and what went wrong"
     end, start, problem = self.network.chain.expected_time(w.end), time.time(), ''
     bucket = lambda: self.network.bucket(self.keypair.ss58_address)
     try:
@@ -335,8 +357,7 @@ def publish(self:TrainerProgram, w:Window, packed:tuple, learned:dict|None):
         late, problem = False, f', another checkpoint of this window was there: {e}'
     except OUTSIDE as e: late, problem = True, f', not published: {e}'
     self.keep(published=int(w), parent=self.trainer.parent)
-    self.report(w, learned, late, problem)
-    self.tidy()
+    return late, problem
 
 @patch
 def tidy(self:TrainerProgram):

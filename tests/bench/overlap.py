@@ -1,12 +1,12 @@
 """How much of the time miners and the trainer compute when lines are slow: side by side, and everything in turn.
 
-    python tests/bench/overlap.py [--minutes 7.5] [--out runs/overlap]
+    python tests/bench/overlap.py [--minutes 5.5] [--out runs/overlap]
 
 A network of processes with an S3 server over HTTP. Every role reaches the store through a line of its own of 2 MB/s in each
 direction; a checkpoint has 20 MB, so it takes ten seconds to publish and ten to load. Blocks take 2.5 seconds, windows 75.
 The same network runs twice, one after the other: as it is, and with GRAIL_SEQUENTIAL, where nothing is done beside anything else.
 Counted are the seconds of wall time in which the role's compute thread generates, proves, trains, calibrates or evaluates, from
-the second window that was trained on to the end.
+the first window that was trained on to the end.
 
 The model is the embedded one with a wider MLP whose new columns begin as zeros: it says what the small one says, in 20 MB.
 Writes table.md, overlap.json and timeline.png to the folder."""
@@ -51,7 +51,7 @@ def wide(folder, seed=0):
 
 def run(out, model, minutes, sequential):
     "One network, until the time is up"
-    s = LocalnetSettings(minutes=minutes, miners=3, validators=1, block_time=2.5, groups=256)
+    s = LocalnetSettings(minutes=minutes, miners=2, validators=1, block_time=2.5, groups=256)
     common = dict(GRAIL_SEQUENTIAL=sequential, GRAIL_MODEL=model, GRAIL_PRESET='tiny', GRAIL_EVAL_TASKS=10**6, GRAIL_CHUNK=2)
     s = LocalnetSettings(**{**vars(s), 'extra': {name: common for name in s.roles}})
     with ExitStack() as lines:
@@ -68,10 +68,10 @@ def seconds(spans, begin, end):
     return total
 
 def shares(out, story):
-    "Role -> (computing share, transferring share, rollouts or updates), from the second window that was trained on"
+    "Role -> (computing share, transferring share, rollouts or updates), from the first window that was trained on"
     trained = [r['window'] for r in story if r['trained']]
-    marks = {n: read_metrics(out/n/'timeline.jsonl') for n in ('trainer', 'miner-0', 'miner-1', 'miner-2')}
-    begin = min(m['start'] for m in marks['trainer'] if m['task'] == 'train' and m['window'] == trained[1])
+    marks = {n: read_metrics(out/n/'timeline.jsonl') for n in ('trainer', 'miner-0', 'miner-1')}
+    begin = min(m['start'] for m in marks['trainer'] if m['task'] == 'train' and m['window'] == trained[0])
     end   = min(max(m['end'] for m in ms) for ms in marks.values())
     rows  = {}
     for name, ms in marks.items():
@@ -98,7 +98,7 @@ def picture(results, path):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument('--minutes', type=float, default=7.5)
+    p.add_argument('--minutes', type=float, default=5.5)
     p.add_argument('--out', type=Path, default=Path('runs/overlap'))
     a = p.parse_args()
     size = wide(a.out/'model')
