@@ -1,6 +1,7 @@
 """Metadata of a small Subtensor runtime, written by hand, so that the SDK's own codec encodes, signs and decodes real extrinsics.
 
-Only the calls that grail makes are in it, with the argument types of the real runtime. The bytes are Substrate's metadata version 14."""
+Only the calls that grail makes are in it, with the argument types of the real runtime. The bytes are Substrate's metadata,
+version 14."""
 import struct
 
 
@@ -33,7 +34,8 @@ class Registry:
     def composite(self, fields, path=(), params=()): return self.add(b'\0' + vec([field(*f) for f in fields]), path, params)
     def variant(self, variants, path=(), params=()):
         "`variants`: of (name, fields, index)"
-        return self.add(b'\1' + vec([text(n) + vec([field(*f) for f in fs]) + bytes([i]) + vec([]) for n, fs, i in variants]), path, params)
+        return self.add(b'\1' + vec([text(n) + vec([field(*f) for f in fs]) + bytes([i]) + vec([]) for n, fs, i in variants]),
+                        path, params)
     def sequence(self, ty): return self.add(b'\2' + compact(ty))
     def array(self, n, ty): return self.add(b'\3' + struct.pack('<I', n) + compact(ty))
     def tuple(self, types): return self.add(b'\4' + vec([compact(t) for t in types]))
@@ -51,7 +53,8 @@ def metadata():
     account  = r.composite([(None, bytes32)], ('sp_core', 'crypto', 'AccountId32'))
     address  = r.variant([('Id', [(None, account)], 0)], ('sp_runtime', 'multiaddress', 'MultiAddress'), [('AccountId', account)])
     bytes64  = r.array(64, u8)
-    signature = r.variant([('Ed25519', [(None, bytes64)], 0), ('Sr25519', [(None, bytes64)], 1)], ('sp_runtime', 'MultiSignature'))
+    signature = r.variant([('Ed25519', [(None, bytes64)], 0), ('Sr25519', [(None, bytes64)], 1)],
+                          ('sp_runtime', 'MultiSignature'))
     netuid   = r.composite([(None, u16)], ('subtensor_runtime_common', 'NetUid'))
     mechid   = r.composite([(None, u8)], ('subtensor_runtime_common', 'MechId'))
     raws     = [(f'Raw{n}', [(None, r.array(n, u8))], n+1) for n in range(129)]
@@ -61,22 +64,28 @@ def metadata():
     info     = r.composite([('fields', r.bounded(data))], ('pallet_commitments', 'types', 'CommitmentInfo'))
     u16s     = r.sequence(u16)
     calls    = {'SubtensorModule': (7, [('burned_register', [('netuid', netuid), ('hotkey', account)], 7),
-                                        ('commit_timelocked_mechanism_weights', [('netuid', netuid), ('mecid', mechid), ('commit', r.bounded(u8)),
-                                                                                 ('reveal_round', u64), ('commit_reveal_version', u16)], 118),
-                                        ('set_mechanism_weights', [('netuid', netuid), ('mecid', mechid), ('dests', u16s), ('weights', u16s),
+                                        ('commit_timelocked_mechanism_weights', [('netuid', netuid), ('mecid', mechid),
+                                                                                 ('commit', r.bounded(u8)),
+                                                                                 ('reveal_round', u64), ('commit_reveal_version',
+                                                                                                         u16)], 118),
+                                        ('set_mechanism_weights', [('netuid', netuid), ('mecid', mechid), ('dests', u16s),
+                                                                   ('weights', u16s),
                                                                    ('version_key', u64)], 119)]),
                 'Commitments': (18, [('set_commitment', [('netuid', netuid), ('info', info)], 0)])}
     types    = {name: r.variant(cs, (f'pallet_{name.lower()}', 'pallet', 'Call')) for name, (_, cs) in calls.items()}
-    call     = r.variant([(name, [(None, types[name])], index) for name, (index, _) in calls.items()], ('node_subtensor_runtime', 'RuntimeCall'))
+    call     = r.variant([(name, [(None, types[name])], index) for name, (index, _) in calls.items()], ('node_subtensor_runtime',
+                                                                                                        'RuntimeCall'))
     era      = r.variant([('Immortal', [], 0), *((f'Mortal{i}', [(None, u8)], i) for i in range(1, 256))],
                          ('sp_runtime', 'generic', 'era', 'Era'))
     nonce    = r.composite([(None, r.compacted(u32))], ('frame_system', 'extensions', 'check_nonce', 'CheckNonce'))
     mortal   = r.composite([(None, era)], ('frame_system', 'extensions', 'check_mortality', 'CheckMortality'))
     empty    = lambda name: r.composite([], ('frame_system', 'extensions', name))
     extra    = [('CheckSpecVersion', empty('CheckSpecVersion'), u32), ('CheckTxVersion', empty('CheckTxVersion'), u32),
-                ('CheckGenesis', empty('CheckGenesis'), bytes32), ('CheckMortality', mortal, bytes32), ('CheckNonce', nonce, unit)]
+                ('CheckGenesis', empty('CheckGenesis'), bytes32), ('CheckMortality', mortal, bytes32), ('CheckNonce', nonce,
+                                                                                                        unit)]
     extrinsic = r.composite([(None, r.sequence(u8))], ('sp_runtime', 'generic', 'unchecked_extrinsic', 'UncheckedExtrinsic'),
-                            [('Address', address), ('Call', call), ('Signature', signature), ('Extra', r.tuple([e[1] for e in extra]))])
+                            [('Address', address), ('Call', call), ('Signature', signature),
+                             ('Extra', r.tuple([e[1] for e in extra]))])
     runtime  = r.composite([], ('node_subtensor_runtime', 'Runtime'))
     pallets  = [text(name) + option(None) + option(compact(types[name])) + option(None) + vec([]) + option(None) + bytes([index])
                 for name, (index, _) in calls.items()]

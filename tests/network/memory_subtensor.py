@@ -1,8 +1,8 @@
-"""A Subtensor chain in memory behind the SDK's own seam: `bittensor.Substrate`, the protocol that its `Client` reads and writes through.
+"""A Subtensor chain in memory behind the SDK's own seam: `bittensor.Substrate`, what its `Client` reads and writes.
 
-Everything above the seam is the SDK's: intents, checks before signing, reads, the SCALE codec, the form of a signed extrinsic. Below it is
-this: a virtual clock, blocks with finality behind the head, forks, and the rules of the few calls that grail makes. An extrinsic arrives as
-bytes; it is decoded, its signature, genesis, era and nonce are checked, and only then it is applied."""
+Everything above the seam is the SDK's: intents, checks before signing, reads, the SCALE codec, the form of a signed extrinsic.
+Below it is this: a virtual clock, blocks with finality behind the head, forks, and the rules of the few calls that grail makes.
+An extrinsic arrives as bytes; it is decoded, its signature, genesis, era and nonce are checked, and only then it is applied."""
 import copy
 import hashlib
 import math
@@ -29,8 +29,10 @@ class MemorySubtensor:
         self.clock, self.netuid, self.token_symbols = clock, netuid, {}
         self.fork, self.down, self.lag, self.before_submit, self.behind, self.submitted = {}, None, FINALITY, None, 0, []
         owner = Keypair.create_from_uri('//SubnetOwner').ss58_address
-        self.state = dict(owner=owner, hotkeys=[], stake=[], permits=[], registered=[], last=[], commitments={}, weights={}, commits=[], nonces={},
-                          space={}, hyper={**dict(commit_reveal=False, rate_limit=0, min_weights=0, max_weight=65535, version=0, tempo=360,
+        self.state = dict(owner=owner, hotkeys=[], stake=[], permits=[], registered=[], last=[], commitments={}, weights={},
+                          commits=[], nonces={},
+                          space={}, hyper={**dict(commit_reveal=False, rate_limit=0, min_weights=0, max_weight=65535, version=0,
+                                                  tempo=360,
                                                   reveal_period=1), **hyperparameters})
         self.history = [(0, copy.deepcopy(self.state))]
         self.join(owner)
@@ -48,7 +50,8 @@ class MemorySubtensor:
         "A uid, and stake and permit as an epoch would find them"
         s = self.state
         if hotkey not in s['hotkeys']:
-            for name, value in (('hotkeys', hotkey), ('stake', 0), ('permits', False), ('registered', self.head), ('last', 0)): s[name].append(value)
+            for name, value in (('hotkeys', hotkey), ('stake', 0), ('permits', False), ('registered', self.head),
+                                ('last', 0)): s[name].append(value)
         uid = s['hotkeys'].index(hotkey)
         s['stake'][uid], s['permits'][uid] = int(stake*10**9), validator
         self.keep()
@@ -65,7 +68,8 @@ class MemorySubtensor:
     @property
     def head(self): return math.floor((self.clock.now() - START)/BLOCK_TIME) - self.behind
 
-    def hash(self, n): return '0x' + hashlib.sha256(repr((n, [v for k, v in sorted(self.fork.items()) if k <= n])).encode()).hexdigest()
+    def hash(self, n): return '0x' + hashlib.sha256(repr((n, [v for k, v in sorted(self.fork.items())
+                                                              if k <= n])).encode()).hexdigest()
 
     def at(self, block_hash):
         "Number and state of the block with this hash; the head without one"
@@ -91,7 +95,8 @@ class MemorySubtensor:
         head = self.at(block_hash)[0]
         n = head if block_number is None else block_number
         if n > head: return None
-        call = dict(call_module='Timestamp', call_function='set', call_args=[dict(name='now', value=int(1000*(START + BLOCK_TIME*n)))])
+        call = dict(call_module='Timestamp', call_function='set',
+                    call_args=[dict(name='now', value=int(1000*(START + BLOCK_TIME*n)))])
         return dict(header=dict(number=n, hash=self.hash(n), parentHash=self.hash(n-1)), extrinsics=[dict(call=call)])
 
     # ---- reads
@@ -109,11 +114,13 @@ class MemorySubtensor:
                     WeightsSetRateLimit=h['rate_limit'], LastUpdate=s['last'], MinAllowedWeights=h['min_weights'],
                     MaxWeightsLimit=h['max_weight'], SubnetEpochConsensus='Yuma', ValidatorPermit=s['permits'], Tempo=h['tempo'],
                     RevealPeriodEpochs=h['reveal_period'], LastEpochBlock=n - n % h['tempo'], PendingEpochAt=0,
-                    SubnetEpochIndex=n//h['tempo'], BlocksSinceLastStep=n % h['tempo'], WeightsVersionKey=h['version'])[storage_function]
+                    SubnetEpochIndex=n//h['tempo'], BlocksSinceLastStep=n % h['tempo'],
+                    WeightsVersionKey=h['version'])[storage_function]
 
     async def query_map(self, module, storage_function, params=None, block_hash=None):
         n, s = self.at(block_hash)
-        return dict(TokenSymbol=[], CommitmentOf=list(s['commitments'].items()), RevealedCommitments=[], TimelockedWeightCommits=[],
+        return dict(TokenSymbol=[], CommitmentOf=list(s['commitments'].items()), RevealedCommitments=[],
+                    TimelockedWeightCommits=[],
                     Uids=[(k, i) for i, k in enumerate(s['hotkeys'])], Weights=list(s['weights'].items()))[storage_function]
 
     async def query_batch(self, module, storage_function, param_sets, block_hash=None):
@@ -124,10 +131,14 @@ class MemorySubtensor:
         assert (api, method) == ('SubnetInfoRuntimeApi', 'get_metagraph'), (api, method)
         if params != [self.netuid]: return None
         zero = [0]*len(s['hotkeys'])
-        return dict(netuid=self.netuid, name='grail', symbol='g', block=n, tempo=s['hyper']['tempo'], last_step=0, blocks_since_last_step=n,
-                    owner_hotkey=s['owner'], owner_coldkey=s['owner'], network_registered_at=0, num_uids=len(zero), max_uids=256, tao_in=1, alpha_in=1,
-                    hotkeys=s['hotkeys'], coldkeys=s['hotkeys'], active=[True]*len(zero), validator_permit=s['permits'], last_update=s['last'],
-                    block_at_registration=s['registered'], total_stake=s['stake'], alpha_stake=s['stake'], tao_stake=zero, rank=zero, trust=zero)
+        return dict(netuid=self.netuid, name='grail', symbol='g', block=n, tempo=s['hyper']['tempo'], last_step=0,
+                    blocks_since_last_step=n,
+                    owner_hotkey=s['owner'], owner_coldkey=s['owner'], network_registered_at=0, num_uids=len(zero), max_uids=256,
+                    tao_in=1, alpha_in=1,
+                    hotkeys=s['hotkeys'], coldkeys=s['hotkeys'], active=[True]*len(zero), validator_permit=s['permits'],
+                    last_update=s['last'],
+                    block_at_registration=s['registered'], total_stake=s['stake'], alpha_stake=s['stake'], tao_stake=zero,
+                    rank=zero, trust=zero)
 
     # ---- writes
 
@@ -146,7 +157,8 @@ class MemorySubtensor:
         except Refused as e: return ExtrinsicResult(success=False, message=str(e), error=ChainError(str(e), str(e)))
         at = self.head
         if wait_for_finalization: self.advance(self.lag)
-        return ExtrinsicResult(success=True, message='Success', block_hash=self.hash(at), extrinsic_id=f'{at}-0001', events=events)
+        return ExtrinsicResult(success=True, message='Success', block_hash=self.hash(at), extrinsic_id=f'{at}-0001',
+                               events=events)
 
     def receive(self, data):
         "The chain's side: bytes from anybody"
@@ -158,7 +170,8 @@ class MemorySubtensor:
         n, (period, phase) = self.head, x['era']
         birth = max(n - phase, 0)//period*period + phase
         if not birth <= n < birth + period: raise Refused('AncientBirthBlock')
-        parts = CODEC.signature_payload_parts(raw, era=dict(period=period, phase=phase), nonce=x['nonce'], tip=x.get('tip', 0), tip_asset_id=None,
+        parts = CODEC.signature_payload_parts(raw, era=dict(period=period, phase=phase), nonce=x['nonce'], tip=x.get('tip', 0),
+                                              tip_asset_id=None,
                                               genesis_hash=self.hash(0), era_block_hash=self.hash(birth), metadata_hash=None)
         payload = b''.join(bytes(p) for p in parts)
         if len(payload) > 256: payload = hashlib.blake2b(payload, digest_size=32).digest()

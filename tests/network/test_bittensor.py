@@ -113,7 +113,8 @@ def test_who_commits_too_much_is_told_to_wait(chain):
     refused(often, RateLimited, 'SpaceLimitExceeded', 'later window')
 
 def test_who_is_not_registered_is_told_the_command(chain):
-    for f in (lambda: chain.set_weights(key('Eve'), SHARES), lambda: chain.commit(key('Eve'), 'x'), lambda: chain.register(key('Eve'))):
+    for f in (lambda: chain.set_weights(key('Eve'), SHARES), lambda: chain.commit(key('Eve'), 'x'),
+              lambda: chain.register(key('Eve'))):
         refused(f, ConfigError, 'not registered', 'btcli subnets register --netuid 7')
 
 def test_without_a_permit_the_advice_is_stake(chain):
@@ -171,7 +172,7 @@ def test_randomness_comes_from_finalized_blocks_so_a_reorganization_of_the_head_
     w = Window(node.head//30*30 + 30)
     node.advance(int(w) - node.head)
     assert node.head == int(w)
-    with pytest.raises(NotFound, match='not yet final'): open_randomness(chain, beacon, w)       # a branch of it is there, and not taken
+    with pytest.raises(NotFound, match='not yet final'): open_randomness(chain, beacon, w)       # a branch is there, not taken
     branch = node.hash(int(w))
     node.reorganize(int(w))
     assert node.hash(int(w)) != branch
@@ -211,9 +212,11 @@ def test_state_is_read_where_it_is_final(node, chain):
 # ---- nodes that are down or silent
 
 def calls(chain):
-    return dict(block=chain.block, metagraph=chain.metagraph, commitments=chain.commitments, weights=chain.weights, skew=chain.skew,
+    return dict(block=chain.block, metagraph=chain.metagraph, commitments=chain.commitments, weights=chain.weights,
+                skew=chain.skew,
                 hash=lambda: chain.block_hash(5), time=lambda: chain.block_time(5), expected=lambda: chain.expected_time(5000),
-                commit=lambda: chain.commit(ADA, 'x'), set_weights=lambda: chain.set_weights(VAL, SHARES), register=lambda: chain.register(ADA))
+                commit=lambda: chain.commit(ADA, 'x'), set_weights=lambda: chain.set_weights(VAL, SHARES),
+                register=lambda: chain.register(ADA))
 
 @pytest.mark.parametrize('error', [ConnectionRefusedError('refused'), TimeoutError('late'), OSError('no route'), 'rpc'])
 def test_a_node_that_is_down_is_nobodys_fault_and_comes_back(node, chain, error):

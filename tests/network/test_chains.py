@@ -152,7 +152,8 @@ def test_old_weights_can_be_left_out(subnet):
     assert subnet.chain.weights(since=block + 1) == {}
 
 @pytest.mark.parametrize('who, weights, why', [('Eve', {'Ada': 1.}, 'not registered|permit'), ('Ada', {'Bob': 1.}, 'permit'),
-    ('Val', {'Eve': 1.}, 'not registered'), ('Val', {'Ada': -1.}, None), ('Val', {'Ada': float('inf')}, None), ('Val', {'Ada': float('nan')}, None)])
+    ('Val', {'Eve': 1.}, 'not registered'), ('Val', {'Ada': -1.}, None), ('Val', {'Ada': float('inf')}, None),
+                                               ('Val', {'Ada': float('nan')}, None)])
 def test_weights_that_break_a_rule_change_nothing(subnet, who, weights, why):
     subnet.chain.set_weights(key('Val'), {hotkey('Bob'): 1})
     before = subnet.chain.weights()

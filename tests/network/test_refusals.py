@@ -1,4 +1,4 @@
-"""What somebody who can write to a bucket may try, and the reason with which each reader refuses it; on folders and on S3 servers."""
+"""What somebody who can write to a bucket may try, and with which reason a reader refuses it; on folders and on S3 servers."""
 import numpy as np
 import pytest
 import torch
@@ -40,7 +40,8 @@ def test_a_forged_manifest_is_refused(store, published):
     good = manifest(store)
     assert load(store).files == shards(1)
     forgeries = dict(weights='0'*64, parent='1'*64, trainer=EVE.ss58_address, info={'step': 9}, window=90,
-                     files={n: dict(f, sha256=published[0].manifest['files'][n]['sha256']) for n, f in good['manifest']['files'].items()},
+                     files={n: dict(f, sha256=published[0].manifest['files'][n]['sha256']) for n,
+                            f in good['manifest']['files'].items()},
                      params={**good['manifest']['params'], 'audit_min': 0})
     for field, value in forgeries.items():
         replace(store, dict(good, manifest={**good['manifest'], field: value}))
@@ -51,9 +52,11 @@ def test_a_wrong_signature_is_refused(store, published, signature):
     good = manifest(store)
     data = canonical_json(good['manifest'])
     made = {'of another key': lambda: sign(EVE, LABEL, data), 'for another purpose': lambda: sign(TOM, 'submission', data),
-            'of another manifest': lambda: manifest(store, 30)['signature'], 'empty': lambda: '', 'cut': lambda: good['signature'][:-2]}
+            'of another manifest': lambda: manifest(store, 30)['signature'], 'empty': lambda: '',
+            'cut': lambda: good['signature'][:-2]}
     replace(store, {**good, 'signature': made[signature]()} if signature in made else dict(manifest=good['manifest']))
-    why = {'empty': '128 hexadecimal', 'cut': '128 hexadecimal', 'missing': 'no signed manifest'}.get(signature, 'has not signed this checkpoint')
+    why = {'empty': '128 hexadecimal', 'cut': '128 hexadecimal',
+           'missing': 'no signed manifest'}.get(signature, 'has not signed this checkpoint')
     with pytest.raises(FormatError, match=why): load(store)
 
 def test_a_swapped_shard_is_refused(store, published, tmp_path):
@@ -91,7 +94,8 @@ class World:
         self.store  = FolderStore(path/'bucket', self.clock)
     def at(self, block, plus=0.): self.clock.advance_to(self.chain.expected_time(block) + plus)
     def sealed(self, groups=1):
-        rows = [Rollout(g, i, np.arange(12, dtype=np.int32) % 10, 7, np.full(5, -.5, np.float32), np.arange(5, dtype=np.uint32), 0., False)
+        rows = [Rollout(g, i, np.arange(12, dtype=np.int32) % 10, 7, np.full(5, -.5, np.float32), np.arange(5, dtype=np.uint32),
+                        0., False)
                 for g in range(groups) for i in range(16)]
         return seal(rows, ADA, 30, sha256(b'checkpoint'), PARAMS, open_randomness(self.chain, self.beacon, 30))
     def fetch(self): return fetch_submission(self.store, self.chain, ADA.ss58_address, 30, PARAMS)
