@@ -18,7 +18,8 @@ os.environ['PYTHONPATH'] = os.pathsep.join([str(ROOT)] + [p for p in [os.environ
 import pytest
 
 FLAGS = dict(slow='takes longer than half a minute', heavy='takes many minutes or gigabytes', smollm='needs SmolLM2 (make test-all)',
-             gpu='needs a GPU', vllm='needs vLLM', chain="needs Bittensor's SDK (make test-all)", net='talks to real servers')
+             gpu='needs a GPU', vllm='needs vLLM', chain="needs Bittensor's SDK (make test-all)", net='talks to real servers',
+             bench='an experiment of many core-minutes, kept in the cache folder; needs the extra bench')
 
 
 def pytest_addoption(parser):
