@@ -15,6 +15,7 @@ from rich.console import Console
 
 # %% ../../nbs/cli/44_main.ipynb #2e4c4ca5
 from .. import __version__
+from .attack import attack
 from .eval import evaluate
 from .network import app as network
 from .verify import verify
@@ -104,3 +105,6 @@ app.command('verify')(verify)
 
 # %% ../../nbs/cli/44_main.ipynb #4f3905cb
 for command in network.registered_commands: app.command(command.name)(command.callback)
+
+# %% ../../nbs/cli/44_main.ipynb #8cefe617
+app.command('attack')(attack)

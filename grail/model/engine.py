@@ -123,6 +123,11 @@ def _start(self:TransformersEngine, prompts, new):
 
 # %% ../../nbs/model/16_engine.ipynb #a6d841f4
 @patch
+def choose(self:TransformersEngine, logits, keys, step, **how):
+    "The next tokens [B]; engines that choose in another way replace this"
+    return pick(logits, keys, step, **how)
+
+@patch
 def _decode(self:TransformersEngine, prompts, keys, new, eos_id, **how):
     "Continue a batch of prompts: a list of token lists"
     states, cache, mask, place = self._start(prompts, new)
@@ -130,7 +135,7 @@ def _decode(self:TransformersEngine, prompts, keys, new, eos_id, **how):
     rows = torch.arange(len(prompts), device=states.device)                # where each active row belongs
     live = torch.ones(len(prompts), dtype=torch.bool, device=states.device)
     for step in range(new):
-        tokens = pick(head_logits(self.model, states), keys, step, **how)
+        tokens = self.choose(head_logits(self.model, states), keys, step, **how)
         out[rows[live], step] = tokens[live]
         live = live & (tokens != (-1 if eos_id is None else eos_id))
         left = int(live.sum())

@@ -141,8 +141,6 @@ def allowed(
         logits = logits.masked_fill(~mask, -torch.inf)
     return mask if top_p >= 1 else _first(logits, *_nucleus(logits, temperature, top_p))
 
-_allowed = allowed
-
 # %% ../../nbs/protocol/05_sampling.ipynb #8923967e
 def _scores(logits, keys, steps, temperature, top_k, top_p):
     "[B, V]: what the argmax is taken of, -inf for tokens that are not allowed"

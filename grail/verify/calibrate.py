@@ -108,14 +108,15 @@ def fit_logprob(drifts:list, params:ProtocolParams, safety:float, misses:int=0)-
     flat = 1e-3 if need <= 0 else round_digit(safety*max(d.max() for d, _, _ in drifts))
     return dict(logprob_abs=flat, logprob_rel=.02, logprob_misses=misses)
 
-def fit_sampling(drifts:list, params:ProtocolParams, safety:float, misses:int=0)->dict:
-    "Margin beyond `safety` times the largest honest one, and the fraction of tokens that may exceed it"
-    margins = [m[np.isfinite(m)] for _, _, m in drifts]
+def fit_sampling(drifts:list, params:ProtocolParams, safety:float)->dict:
+    "Mean and frequency of honest margins, such that neither their mean nor their maximum is above `safety` times what is expected"
+    margins = [np.asarray(m, np.float64) for _, _, m in drifts]
     if sum(map(len, margins)) == 0: return {}                                # sampling is free: nothing to fit
-    edge = max((~np.isfinite(m)).mean() for _, _, m in drifts)               # tokens at a top-p boundary
-    largest = max(m.max() for m in margins)
-    return dict(sampling_margin=max(.01, round_digit(safety*largest)),
-                sampling_misses=round_digit(safety*edge) if edge else misses/params.max_new_tokens)
+    gaps = [m[(m > 0) & np.isfinite(m)] for m in margins]
+    mean = max([max(g.mean(), g.max()/max(1, math.log(len(g)))) for g in gaps if len(g)], default=0)
+    s    = max(1e-3, round_digit(safety*mean))
+    rate = max((m > s/10).mean() for m in margins)                           # smaller ones do not matter
+    return dict(sampling_margin=s, sampling_misses=min(1., round_digit(1.5*rate)))
 
 # %% ../../nbs/verify/23_calibrate.ipynb #e9b6a680
 def fit_lengths(samples:list, params:ProtocolParams)->dict:
@@ -143,14 +144,14 @@ def calibrate(
     samples:list,            # `Sample`s of the models that the thresholds have to fit
     readings:tuple=None,     # names of the ways of reading that honest nodes may use; None: all that were measured
     safety:float=10.0,       # distance from the largest honest drift
-    misses:int=0,            # tokens of a full rollout that may be beyond it all the same
+    misses:int=0,            # challenged positions of a rollout whose log-prob may be beyond it all the same
     soft_rate:float=.01,     # honest rollouts that the distribution check may refuse
     fpr:float=1e-6,          # false positives a token of the EOS floor, with free sampling
 )->ProtocolParams:
     "`params` with the thresholds that honest rollouts need"
     drifts = [s.drift[w] for s in samples for w in s.drift if readings is None or w in readings]
     params = replace(params, **fit_lengths(samples, params))
-    return replace(params, **fit_logprob(drifts, params, safety, misses), **fit_sampling(drifts, params, safety, misses),
+    return replace(params, **fit_logprob(drifts, params, safety, misses), **fit_sampling(drifts, params, safety),
                    **fit_distribution(samples, params, soft_rate), **fit_eos(params, fpr))
 
 # %% ../../nbs/verify/23_calibrate.ipynb #a50ca544

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LATE', 'NUMBER', 'LINE', 'round6', 'Verdict', 'summary', 'decide', 'Evidence', 'read_group', 'check_group', 'eos_ids',
-           'audit_submission', 'SignedVerdict', 'verdict_to_dict', 'verdict_bytes', 'sign_verdict', 'verdict_from_dict',
-           'read_verdict', 'differences']
+           'examine', 'audit_submission', 'pooled', 'SignedVerdict', 'verdict_to_dict', 'verdict_bytes', 'sign_verdict',
+           'verdict_from_dict', 'read_verdict', 'differences']
 
 # %% ../../nbs/verify/21_pipeline.ipynb #0a9fbb5f
 import math
@@ -21,11 +21,12 @@ from ..model.forward import prefill
 from ..protocol.proof import ProofContext, proof_scheme
 from ..protocol.randomness import Randomness, noise_key, task_seed
 from ..protocol.rollout import read_submission
-from ..protocol.sampling import _allowed, margin
+from ..protocol.sampling import allowed, margin
 from ..protocol.signature import sign, verify
 from .audit import select_groups
 from .checks import (CHECKS, CheckResult, check_distribution, check_environment, check_header, check_logprob,
-                                 check_rows, check_sampling, check_statistics, check_termination, result, unique_count)
+                                 check_rows, check_sampling, check_statistics, check_termination, lost, result,
+                                 sampling_limit, unique_count)
 from .detectors import BINS, bin_counts, pit, pit_noise, step_statistics
 
 # %% ../../nbs/verify/21_pipeline.ipynb #297f9dd2
@@ -125,7 +126,7 @@ def read_group(
         who = [keys[b] for b in rows.tolist()]
         if seeded: out['margin'] = margin(logits, chosen, who, steps.tolist(), T, params.top_k, params.top_p)
         if T == 0: return out
-        s = step_statistics(logits, chosen, T, _allowed(logits, T, params.top_k, params.top_p))
+        s = step_statistics(logits, chosen, T, allowed(logits, T, params.top_k, params.top_p))
         return {**out, 'above': s['above'], 'chosen': s['logp'], 'spread': s['entropy']}
     out = prefill(model, [r.tokens for r in rollouts], start, pad_to=max(start) + params.max_new_tokens, visit=visit)
     cut = lambda x: [row[:n] for row, n in zip(x.float().cpu().numpy(), out.lengths)] if x is not None else []
@@ -154,8 +155,8 @@ def check_group(
         m = seen.margins[b] if seen.margins else None
         out.append(CheckResult('proof', 'hard', bool(p.passed), float(p.value), float(p.threshold), p.reason, r.group, r.index))
         out.append(check_logprob(r, own, audit, submission, params))
-        out.append(check_termination(r, eos, float(np.exp(own[-1])), m is not None and m[-1] <= params.sampling_margin, params))
-        if m is not None: out.append(check_sampling(r, m, params))
+        out.append(check_termination(r, eos, float(np.exp(own[-1])), m is not None and m[-1] <= sampling_limit(1, params), params))
+        if m is not None: out.append(check_sampling(lost(m, params), len(m), params, r))
         out.append(check_distribution(r, np.exp(own), params))
         if not seen.above: continue
         u = pit(seen.above[b], seen.chosen[b], pit_noise(audit, submission, r.group, r.index, len(own)))
@@ -170,7 +171,7 @@ def eos_ids(model)->set:
     e = model.config.eos_token_id
     return {int(x) for x in (e if isinstance(e, (list, tuple)) else [e]) if x is not None}
 
-def audit_submission(
+def examine(
     header:bytes,            # the two files as they were found
     body:bytes,
     *,
@@ -185,12 +186,12 @@ def audit_submission(
     calibration=None,        # what the proof version needs to know about the model
     modified:float=None,     # when the store says that the header was written, unix seconds
     deadline:float=None,     # until when it counts (the grace is added here)
-)->Verdict:
+)->tuple:                  # `Verdict`, and the list of all `CheckResult`s that it sums up
     "Check one miner's submission; whatever is in it, the answer is a verdict"
     made = dict(window=window, hotkey=hotkey, checkpoint=checkpoint, params=params_digest(params), open=open.to_dict(),
                 audit=audit.to_dict())
     late = modified is not None and deadline is not None and modified > deadline + params.grace_seconds
-    if late: return Verdict(**made, submission='', sampled_groups=(), checks=(), rollouts=0, passed=False, reason=LATE)
+    if late: return Verdict(**made, submission='', sampled_groups=(), checks=(), rollouts=0, passed=False, reason=LATE), []
     results, digest, groups, rollouts, places = [], '', [], [], ()
     try:
         submission = read_submission(header, body, params)
@@ -202,14 +203,31 @@ def audit_submission(
         results += _environment(rollouts, env, hotkey, open.value)
         groups   = select_groups(audit.value, digest, len(rollouts)//params.rollouts_per_group, params)
         found, places = _models(model, rollouts, groups, hotkey, open.value, audit.value, digest, params, calibration)
-        results += found + [check_statistics(places)]
+        results += found + pooled(found, [r for r in rollouts if r.group in groups], params) + [check_statistics(places)]
     lines  = [summary(n, found) for n in CHECKS if (found := [r for r in results if r.name == n])]
     reason = decide(lines, params)
     return Verdict(**made, submission=digest, sampled_groups=tuple(groups), checks=tuple(lines),
                    rollouts=0 if reason else unique_count(rollouts), passed=not reason, reason=readable(reason, 400),
-                   places=tuple(int(x) for x in places))
+                   places=tuple(int(x) for x in places)), results
+
+def audit_submission(
+    header:bytes,   # the two files as they were found
+    body:bytes,
+    **about,        # as for `examine`
+)->Verdict:
+    "Check one miner's submission; whatever is in it, the answer is a verdict"
+    return examine(header, body, **about)[0]
 
 # %% ../../nbs/verify/21_pipeline.ipynb #32dff8e2
+def pooled(
+    results:list,           # `CheckResult`s of the audited rollouts
+    rollouts:list,          # the audited rollouts
+    params:ProtocolParams,
+)->list:                    # one `CheckResult`; none if sampling is free
+    "The sampling check on all audited tokens together"
+    losses = [r.value for r in results if r.name == 'sampling']
+    return [check_sampling(sum(losses), sum(r.length for r in rollouts), params)] if losses else []
+
 def _environment(rollouts, env, hotkey, open):
     tasks = {}
     for r in rollouts:

@@ -1,0 +1,73 @@
+"The gallery on the tiny model: every attack is caught by at least one check, no honest miner fails, both validators agree"
+import json
+
+import pytest
+from matplotlib.image import imread
+
+from grail.attacks.gallery import ATTACKS, BELOW, HONEST
+from grail.attacks.lab import load_lab
+from grail.attacks.matrix import audits, faults, honest_bound, matrix, write
+
+
+@pytest.fixture(scope='module')
+def m(): return matrix(load_lab())
+
+def verdicts(m, honest): return [v for v in m['verdicts'] if v['honest'] is honest]
+
+
+def test_nothing_is_wrong(m): assert faults(m) == []
+
+@pytest.mark.parametrize('name', [a for a in ATTACKS if a not in BELOW['tiny']])
+def test_the_attack_is_caught_by_a_check(m, name):
+    any_, = (l for l in m['attacks'] if l['attack'] == name and l['check'] == 'any')
+    assert any_['detected'] > 0 or any_['unit'] == 'submission', any_
+    checks = [l for l in m['attacks'] if l['attack'] == name and l['check'] != 'any']
+    assert checks and all(0 < l['detected'] <= l['rollouts'] and l['rollouts_to_999'] >= 1 for l in checks)
+
+@pytest.mark.parametrize('name', BELOW['tiny'])
+def test_what_is_not_caught_is_smaller_than_the_difference_of_honest_nodes(m, name):
+    honest = max(v['distance'] for v in verdicts(m, True))
+    assert next(v['distance'] for v in verdicts(m, False) if v['who'] == name) <= honest
+
+def test_no_honest_rollout_fails_a_hard_check(m):
+    failures, rollouts, bound = honest_bound(m)
+    assert failures == 0 and rollouts >= 300 and bound < .01
+    assert len(verdicts(m, True)) == len(HONEST)
+
+def test_both_validators_agree_about_every_submission(m):
+    assert len(m['verdicts']) == len(ATTACKS) + len(HONEST)
+    assert [v for v in m['verdicts'] if v['float32'] != v['bfloat16']] == []
+
+@pytest.mark.parametrize('name', [f'{n}, split' for n in ('truncated', 'stale', 'neighbour')] + ['greedy', 'chosen noise', 'best of n', 'prefix edit'])
+def test_the_proof_does_not_see_who_chose_the_tokens_and_the_dice_do(m, name):
+    checks = {l['check'] for l in m['attacks'] if l['attack'] == name}
+    assert 'proof' not in checks and 'environment' not in checks and 'sampling' in checks
+
+@pytest.mark.parametrize('name, check', {
+    'constant sketches': 'proof', 'random sketches': 'proof', 'repeated dimension': 'proof', 'false log-probs': 'logprob',
+    'chosen randomness': 'structural', 'replay': 'environment', 'copy': 'environment', 'copied files': 'structural', 'late copy': 'deadline',
+    'inflated rewards': 'environment', 'success lies': 'environment', 'tampered prompt': 'environment', 'cherry-picked tasks': 'environment',
+    'skipped groups': 'structural', 'duplicate group': 'environment', 'giant junk group': 'structural', 'reordered rollouts': 'sampling',
+    'EOS early': 'termination', 'forged EOS': 'termination', 'truncated lengths': 'termination', 'edit after signing': 'structural',
+    'stale header': 'structural', 'hostile strings': 'structural', 'bomb': 'structural'}.items())
+def test_the_check_that_is_meant_for_it_fires(m, name, check):
+    assert check in {l['check'] for l in m['attacks'] if l['attack'] == name}
+
+def test_a_reason_can_be_printed_whatever_was_sent(m):
+    assert all(v['reason'].isprintable() for v in m['verdicts'])
+
+def test_the_matrix_is_written_and_drawn(m, tmp_path):
+    paths = write(m, tmp_path, report=True)
+    assert json.loads((tmp_path/'matrix.json').read_text()) == m
+    grey = imread(tmp_path/'matrix.png')[..., :3]
+    assert grey.std() > .05 and abs(grey - grey.mean(-1, keepdims=True)).max() < .01      # there is something, in grey
+    assert 'one-sided 95 % bound' in (tmp_path/'matrix.md').read_text() and len(paths) == 3
+
+def test_a_laboratory_that_was_interrupted_goes_on_with_what_it_has(tmp_path):
+    said = []
+    first = load_lab(cache=tmp_path, say=said.append)
+    made  = audits(first, ATTACKS['greedy'].make(first))
+    assert said
+    said.clear()
+    again = load_lab(cache=tmp_path, say=said.append)
+    assert audits(again, ATTACKS['greedy'].make(again)) == made and said == []
