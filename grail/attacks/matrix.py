@@ -94,8 +94,9 @@ def matrix(
                  verdicts=[])
     def add(kind, who, made, key):
         found = audits(lab, made, key)
-        out[kind] += cells(who, found['float32'], audit)
-        out['verdicts'].append(dict(who=who, honest=kind == 'honest', reason=found['float32'].reason,
+        worst = max(found.values(), key=lambda f: sum(CHECKS[c].severity == 'hard' for c, _, _ in f.failed)) if kind == 'honest' else found['float32']
+        out[kind] += cells(who, worst, audit)
+        out['verdicts'].append(dict(who=who, honest=kind == 'honest', reason=next((f.reason for f in found.values() if not f.passed), ''),
                                     distance=distance(found['float32']), **{by: f.passed for by, f in found.items()}))
         lab.say(f'{who}: {"passes" if found["float32"].passed else "fails"}')
     for name in ATTACKS if attacks is None else attacks: add('attacks', name, ATTACKS[name].make(lab), MALLORY)
@@ -112,7 +113,8 @@ def faults(
     out = []
     for v in m['verdicts']:
         if v['float32'] != v['bfloat16']: out.append(f'{v["who"]}: the validators disagree')
-        if v['honest'] != v['float32'] and v['who'] not in m['below']: out.append(f'{v["who"]}: {"refused: " + v["reason"] if v["honest"] else "passed"}')
+        passed = v['float32'] and v['bfloat16'] if v['honest'] else v['float32'] or v['bfloat16']
+        if v['honest'] != passed and v['who'] not in m['below']: out.append(f'{v["who"]}: {"refused: " + v["reason"] if v["honest"] else "passed"}')
     honest = max((v['distance'] for v in m['verdicts'] if v['honest'] and v['distance'] is not None), default=0)
     out += [f'{v["who"]}: it is not below honest noise' for v in m['verdicts'] if v['who'] in m['below'] and v['float32'] and v['distance'] > honest]
     out += [f'{l["attack"]}: {l["detected"]} honest rollouts fail a hard check' for l in m['honest'] if l['check'] == 'any' and l['detected']]
