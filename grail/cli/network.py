@@ -52,7 +52,7 @@ def run_program(
         log_to(level=s.log_level, as_json=s.log_json, secrets=s.secrets(), role=PROGRAMS[command].role, name=s.name)
         program = PROGRAMS[command](s)
     except GrailError as e:
-        err.print('error: ' + str(e), markup=False, highlight=False)
+        err.print('error: ' + str(e), markup=False, highlight=False, soft_wrap=True)
         return 2
     code = program.run()
     logging.shutdown()
@@ -82,7 +82,7 @@ def localnet(
     show = lambda line: out.print(line, markup=False, highlight=False, soft_wrap=True)
     try: v = localnet(LocalnetSettings(minutes, miners, validators, block_time, groups, seed, wandb=wandb), folder, show)
     except GrailError as e:
-        err.print('error: ' + str(e), markup=False, highlight=False)
+        err.print('error: ' + str(e), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2)
     for k, x in v.items(): show(f'{k.replace("_", " ")}: {x}')
     raise typer.Exit(0 if v['weights_agree'] and v['rises'] and not v['honest_failed'] else 1)
