@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['UNREADABLE', 'BLOCK', 'SLICE', 'PROGRAMS', 'MinerProgram', 'mining', 'ValidatorProgram', 'TrainerProgram',
-           'beginning', 'sums']
+           'beginning', 'rules_of', 'sums']
 
 # %% ../../nbs/roles/47_programs.ipynb #b5a8cae2
 import logging, shutil, threading, time
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -252,7 +252,7 @@ class TrainerProgram(Program):
     def __init__(self, s:NodeSettings):
         super().__init__(s)
         model, tokenizer, config = beginning(s)
-        self.trainer = Trainer(self.keypair, self.network, model=model.to(s.device), tokenizer=tokenizer, params=profile(s.profile),
+        self.trainer = Trainer(self.keypair, self.network, model=model.to(s.device), tokenizer=tokenizer, params=rules_of(s),
                                config=config, **self.node())
         if 'folder' in self.state: self.trainer.restore(self.folder/self.state['folder'])
         self.trainer.parent = self.state.get('parent', self.trainer.parent)
@@ -267,6 +267,17 @@ def beginning(s:NodeSettings)->tuple:
         return *starting_point(start), training(start)
     model, tokenizer = model_from_files({p.name: p.read_bytes() for p in Path(s.model).iterdir() if p.is_file()})
     return model, tokenizer, train_config(s.preset or 'qwen2.5-1.5b', seed=s.seed)
+
+# %% ../../nbs/roles/47_programs.ipynb #cbf89eeb
+def rules_of(s:NodeSettings):
+    "The protocol parameters that the settings name; raises `ConfigError` or `FormatError`"
+    changes, p = {}, profile(s.profile)
+    for name, sep, value in (w.partition('=') for w in s.rules.split(',') if w.strip()):
+        if not (sep and hasattr(p, name.strip())): raise ConfigError(f'there is no rule {name.strip()!r}: rules are written name=value,name=value')
+        kind = type(getattr(p, name.strip()))
+        try: changes[name.strip()] = kind(value.strip())
+        except ValueError as e: raise ConfigError(f'the rule {name.strip()} is of type {kind.__name__}, not {value!r}') from e
+    return replace(p, **changes)
 
 # %% ../../nbs/roles/47_programs.ipynb #a8447d5d
 @patch

@@ -66,6 +66,7 @@ class NodeSettings:
     chunk:int        = option(4, 'Miner: groups generated at once; a new checkpoint and the clock are looked at in between')
     # trainers
     profile:str      = option('tiny', 'Trainer: protocol parameters that it publishes')
+    rules:str        = option('', 'Trainer: parameters that differ from the profile\'s, such as `audit_min=3,max_groups=512`')
     model:str        = option('tiny', 'Trainer: what it starts from, if its state folder is empty: `tiny`, `smollm2`, or a folder with safetensors and tokenizer')
     preset:str       = option('', 'Trainer: how it trains a model from a folder, a name of `grail.train.learner.PRESETS`')
     train_after:float= option(16.0, 'Trainer: seconds into a window at which it begins to train, so that weights can be set before')

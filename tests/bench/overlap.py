@@ -51,8 +51,8 @@ def wide(folder, seed=0):
 
 def run(out, model, minutes, sequential):
     "One network, until the time is up"
-    s = LocalnetSettings(minutes=minutes, miners=2, validators=1, block_time=2.5, groups=256)
-    common = dict(GRAIL_SEQUENTIAL=sequential, GRAIL_MODEL=model, GRAIL_PRESET='tiny', GRAIL_EVAL_TASKS=10**6, GRAIL_CHUNK=2)
+    s = LocalnetSettings(minutes=minutes, miners=2, validators=1, block_time=2.5, groups=2048)
+    common = dict(GRAIL_SEQUENTIAL=sequential, GRAIL_MODEL=model, GRAIL_PRESET='tiny', GRAIL_EVAL_TASKS=10**6, GRAIL_CHUNK=2, GRAIL_RULES='max_groups=2048')
     s = LocalnetSettings(**{**vars(s), 'extra': {name: common for name in s.roles}})
     with ExitStack() as lines:
         line = lambda name, url: lines.enter_context(Faults(int(url.rpartition(':')[2]), rate=RATE)).url
