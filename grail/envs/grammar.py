@@ -120,13 +120,14 @@ _DEPTH = {'(': 1, '[': 1, '\\{': 1, '⟨': 1, ')': -1, ']': -1, '\\}': -1, '⟩'
 
 def tokens(s:str)->list[tuple[str, str]]:
     "(kind, text) of each token; kinds: num, var, cmd, unit, part, sep, begin, end, op, row"
-    out, depth, i = [], 0, 0
+    out, depth, i, listed = [], 0, 0, None     # the commas before `listed` are known to separate items
     while i < len(s):
         m = _TOKEN.match(s, i)
         kind, t, i = m.lastgroup, m[m.lastgroup], m.end()
         if kind == 'run':
-            t, i = _run(s, t, i, depth)
-            kind = 'num'
+            end = i
+            t, i = _run(s, t, end, depth) if depth or end != listed else _first(s, end - len(t))
+            kind, listed = 'num', end
         if kind == 'space': continue
         if kind in ('num', 'sci') and out and out[-1][0] == 'num' and t[0] == '.': raise NotUnderstood('a number with two points')
         if   kind == 'sci':  out.append(('num', t))
@@ -151,6 +152,9 @@ def _run(s, run, end, depth):
         if any(len(p) == 3 for p in parts[1:]): raise NotUnderstood('a comma that may separate thousands, or items')
     elif _BIG.match(run) and (', ' in s or ';' in s or any(p[0] == '0' and len(p) > 1 for p in parts)):
         raise NotUnderstood('a comma that may separate thousands, or items')
+    return _first(s, start)
+
+def _first(s, start):
     m = _NUM.match(s, start)
     return m[0], m.end()
 

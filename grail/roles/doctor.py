@@ -11,7 +11,7 @@ import importlib.util, os, shutil, socket, sqlite3, stat
 from pathlib import Path
 
 from ..core.basics import ConfigError, GrailError, NotFound
-from ..core.window import Window
+from ..core.window import WINDOW_LENGTH, Window
 from ..network.beacon import open_randomness
 from ..network.chain import RealClock
 from ..network.exchange import load_manifest
@@ -90,7 +90,8 @@ def trainer_publishes(p:Patient):
     if not p.trainer or p.role == 'train': return
     committed = p.chain.commitments().get(p.trainer)
     if committed is None: yield f'{p.trainer} has committed to no bucket: is this the trainer\'s hotkey?'; return
-    last = Window.of(p.chain.block()) - 1
+    if (now := Window.of(p.chain.block())).start == 0: return            # a new chain: there can be no checkpoint yet
+    last = now - 1
     try: load_manifest(p.buckets.bucket(committed), last, p.trainer)
     except NotFound: yield f'the trainer published nothing in window {int(last)}: it may be down'
 

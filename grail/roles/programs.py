@@ -40,13 +40,18 @@ from ..verify.pipeline import sign_verdict
 @patch
 def learn_seconds(self:Program, what:str, seconds:float):
     "Remember how long something takes: a moving average that follows slowly down and quickly up"
-    old = self.state.get('seconds', {}).get(what, seconds)
-    self.state = {**self.state, 'seconds': {**self.state.get('seconds', {}), what: max(.3*seconds + .7*old, .7*seconds)}}
+    with self.lock:
+        old = self.state.get('seconds', {}).get(what, [seconds])[0]
+        known = {**self.state.get('seconds', {}), what: [max(.3*seconds + .7*old, .7*seconds), self.now()]}
+        self.state = {**self.state, 'seconds': known}
 
 @patch
 def takes(self:Program, what:str, first:float)->float:
-    "Seconds that it took lately; `first` if it was never done"
-    return self.state.get('seconds', {}).get(what, first)
+    "Seconds that it took lately; `first` if it was never done; less and less while it is not done"
+    if what not in self.state.get('seconds', {}): return first
+    seconds, when = self.state['seconds'][what]
+    idle = (self.now() - when)/(WINDOW_LENGTH*self.block_seconds())
+    return seconds*min(1., max(.25, .5**(idle/4)))
 
 @patch
 def retain(self:Program, kind:str, window:Window):
