@@ -164,7 +164,7 @@ def table(m:dict)->str:
         out.append(f'| {l["attack"]} | {by} | {how} | {low} | {show(l["rollouts_to_999"])} | {l["per_audit"]:.4g} |')
     k, n, bound = honest_bound(m)
     agree = sum(v['float32'] == v['bfloat16'] for v in m['verdicts'])
-    return '\n'.join(out + ['', f'Honest rollouts that fail a hard check: {k} of {n}; one-sided 95 % bound {bound:.3%}.', '',
+    return '\n'.join(out + ['', *[f'Honest rollouts that fail a hard check: {k} of {n}; one-sided 95 % bound {bound:.3%}.', '']*(n > 0),
                             f'Validators with float32 and bfloat16 weights agree on {agree} of {len(m["verdicts"])} submissions.', ''])
 
 def write(

@@ -18,14 +18,14 @@ from ..core.basics import GrailError
 def attack(
     model:Annotated[str, typer.Option(help='tiny or smollm2.')]='tiny',
     data:Annotated[Optional[Path], typer.Option(help='File with GSM8K questions, for smollm2; the hub if left out.', exists=True)]=None,
-    only:Annotated[Optional[list[str]], typer.Option(help='Run only this attack. May be repeated.')]=None,
+    only:Annotated[Optional[list[str]], typer.Option(help='Run only this attack, and no honest miners. May be repeated.')]=None,
     groups:Annotated[Optional[int], typer.Option(min=1, help='Groups of an attack that needs statistics. [default: 3, smollm2: 10]')]=None,
     cache:Annotated[Optional[Path], typer.Option(help='Folder for what was computed. [default: the user\'s cache, for smollm2]')]=None,
     report:Annotated[bool, typer.Option('--report', help='Write the table as Markdown, too.')]=False,
     folder:Annotated[Path, typer.Option('--out', help='Folder of matrix.json and matrix.png.')]=Path('runs/attack'),
 ):
     "Try to cheat: every attack and every honest variant against two validators."
-    from grail.attacks.gallery import ATTACKS
+    from grail.attacks.gallery import ATTACKS, HONEST
     from grail.attacks.lab import load_lab
     from grail.attacks.matrix import faults, matrix, table, write
     from grail.cli.main import err, fail, out
@@ -35,7 +35,7 @@ def attack(
     if unknown: raise typer.BadParameter(f'no attack {", ".join(sorted(unknown))}, there are: {", ".join(ATTACKS)}')
     try:
         lab = load_lab(model, data, cache or (cache_folder()/'attack' if model == 'smollm2' else None), tell, groups)
-        m   = matrix(lab, only)
+        m   = matrix(lab, only, () if only else HONEST)
         paths = write(m, folder, report)
     except GrailError as e: fail(e)
     typer.echo(table(m))

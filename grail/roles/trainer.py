@@ -8,6 +8,7 @@ __all__ = ['log', 'CALIBRATION_FALSE_POSITIVES', 'Trainer', 'train_groups', 'suc
 # %% ../../nbs/roles/38_trainer.ipynb #3075fb89
 import logging
 from collections import Counter
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -158,8 +159,8 @@ def sampling(self:Trainer)->dict:
 @patch
 def noise_pairs(self:Trainer,
     groups:int=16,  # how many tasks, each with a group of rollouts
-)->list:            # (states [n, H], the same in bfloat16), one pair a rollout
-    "What honest noise is for the present weights"
+)->list:            # (states [n, H], the same of another honest node), three pairs a rollout
+    "What honest noise is for the present weights: between float32, bfloat16, and bfloat16 with another kernel for attention"
     p, n  = self.params, self.params.rollouts_per_group
     rough = model_from_files(model_to_files(self.model, self.tokenizer), self.network.device, torch.bfloat16)[0].eval()
     tasks = [self.env.task(int.from_bytes(prf('calibration task', as_part(i), size=8), 'big')) for i in range(groups)]
@@ -167,8 +168,11 @@ def noise_pairs(self:Trainer,
     prompts = [list(t.prompt_ids) for t in tasks for _ in range(n)]
     texts = TransformersEngine(self.model.eval()).generate(prompts, keys, **self.sampling())
     rows  = [np.array(a + b, np.int32) for a, b in zip(prompts, texts)]
-    fine, coarse = (prefill(m, rows, [len(a) for a in prompts]) for m in (self.model, rough))
-    return [(a[:n].float(), b[:n].float()) for a, b, n in zip(fine.hidden, coarse.hidden, fine.lengths)]
+    read  = lambda model: prefill(model, rows, [len(a) for a in prompts])
+    nodes = [read(self.model), read(rough)]
+    rough.set_attn_implementation('eager')
+    nodes.append(read(rough))
+    return [(x[:n].float(), y[:n].float()) for a, b in combinations(nodes, 2) for x, y, n in zip(a.hidden, b.hidden, a.lengths)]
 
 @patch
 def calibrate(self:Trainer)->bool:
