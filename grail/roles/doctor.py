@@ -58,7 +58,7 @@ def chain_answers(p:Patient):
 
 def clock_is_right(p:Patient):
     "the clock"
-    if hasattr(p.chain, 'skew') and abs(d := p.chain.skew()) > 3: yield f'this clock is {d:+.1f} s off the chain\'s: set it by NTP'
+    p.chain.check_clock()
     if p.s.clock_offset: yield f'GRAIL_CLOCK_OFFSET is {p.s.clock_offset}: that is for rehearsals'
 
 def is_registered(p:Patient):

@@ -20,7 +20,7 @@ from ..core.window import WINDOW_LENGTH, Window
 from ..envs.base import make_env
 from ..model.engine import TransformersEngine
 from ..model.files import model_from_files
-from ..network.beacon import deadline
+from ..network.chain import RateLimited
 from ..network.exchange import load_manifest, manifest_key, publish_verdict, retain_checkpoints, retain_windows
 from ..network.exchange import Received
 from ..network.store import Exists
@@ -67,7 +67,6 @@ class MinerProgram(Program):
     def __init__(self, s:NodeSettings):
         super().__init__(s)
         self.miner = Miner(self.keypair, self.network, groups=s.groups or 10**6, **self.node())
-        self.skew  = 0.0                 # seconds that our clock is behind the store's
 
     def reserve(self)->float:
         "Seconds before the window's end at which no batch may begin any more"
@@ -117,20 +116,18 @@ def mining(
 @patch
 def upload(self:MinerProgram, w:Window, files:tuple, params, values:dict):
     "Upload a submission, tell the window's story; in the upload thread"
-    until, start, stat = self.network.chain.expected_time(w.end) + params.grace_seconds, time.time(), None
+    until, start, began, stat = self.network.chain.expected_time(w.end) + params.grace_seconds, time.time(), self.now(), None
     try:
         files = checked(*files, params)
         with self.miner.span(w, 'upload'): stat = self.ask('upload', lambda: self.miner.submit(w, *files), until, final=(FormatError, Exists))
     except OUTSIDE as e: log.error('window %d: nothing is submitted: %s', w, e)
     if stat:
         self.learn_seconds('upload', time.time() - start)
-        self.skew = stat.modified + 1 - self.now() if abs(stat.modified - self.now()) > 3 else 0.
-        if abs(self.skew) > 3: log.warning('this clock is %+.1f s off the store\'s: set it right', -self.skew)
+        self.compare_clock(stat.modified, began)
     self.keep(submitted=int(w))
     n = values['mining/rollouts_generated'] if stat else 0
     self.tell(w, f'{n} rollouts submitted, pass@1 {values["mining/success_rate"]:.3f}',
-              {**values, 'mining/uploaded_rollouts': n, 'mining/seconds_before_deadline': until - stat.modified if stat else 0.,
-               'mining/clock_behind_store': self.skew})
+              {**values, 'mining/uploaded_rollouts': n, 'mining/seconds_before_deadline': until - stat.modified if stat else 0.})
     self.retain('submissions', w)
 
 # %% ../../nbs/roles/47_programs.ipynb #935669c9
@@ -222,10 +219,10 @@ def publish(self:ValidatorProgram, t:Window, verdicts:list, shares:dict, ledger:
         with self.validator.span(t, 'publish'):
             for v in verdicts:
                 signed = sign_verdict(self.keypair, v)
-                self.ask('verdict', lambda: publish_verdict(self.network.bucket(hotkey), hotkey, t, v.hotkey, signed), until)
-        with self.validator.span(t, 'weights'): self.ask('weights', lambda: self.network.chain.set_weights(self.keypair, shares), until)
-        done = 1
-    except OUTSIDE as e: done = self.trouble(f'window {int(t)}: verdicts or weights are not out', e) or 0
+                stat = self.ask('verdict', lambda: publish_verdict(self.network.bucket(hotkey), hotkey, t, v.hotkey, signed), until)
+                self.compare_clock(stat.modified, began=0.)           # 0: perhaps it was written long ago, by an earlier life
+    except OUTSIDE as e: self.trouble(f'window {int(t)}: verdicts are not out', e)
+    done = self.weights(t, shares, until)
     self.keep(audited=int(t), ledger=ledger)
     failed = [f'{v.hotkey[:6]} ({", ".join(v.failed_checks)})' for v in verdicts if not v.passed]
     self.tell(t, f'{len(verdicts)} miners audited, {len(failed)} failed{": " + "; ".join(failed) if failed else ""}, '
@@ -233,6 +230,17 @@ def publish(self:ValidatorProgram, t:Window, verdicts:list, shares:dict, ledger:
     self.retain('verdicts', t)
 
 # %% ../../nbs/roles/47_programs.ipynb #2313ec80
+@patch
+def weights(self:ValidatorProgram, t:Window, shares:dict, until:float)->int:
+    "Set weights; 1 if the chain took them"
+    with self.validator.span(t, 'weights'):
+        try: self.ask('weights', lambda: self.validator.set_weights(shares), until, final=(RateLimited, ConfigError))
+        except RateLimited as e: log.info('window %d: %s', t, e)
+        except OUTSIDE as e: self.trouble(f'window {int(t)}: weights are not set', e)
+        else: return 1
+    return 0
+
+# %% ../../nbs/roles/47_programs.ipynb #a44f993d
 @patch
 def values(self:ValidatorProgram, t:Window, claims:dict, eligible:list, chosen:list, verdicts:list)->dict:
     "A validator's numbers of a window"
@@ -246,8 +254,9 @@ def values(self:ValidatorProgram, t:Window, claims:dict, eligible:list, chosen:l
     counts = [v.rollouts for v in verdicts]
     for name, f in dict(avg=np.mean, min=np.min, max=np.max).items():
         out[f'weights/aggregate_stats/total_rollouts_{name}'] = float(f(counts)) if counts else 0.
-    for v in verdicts: out |= {f'{uids[v.hotkey]}/had_failure': int(not v.passed), f'{uids[v.hotkey]}/rollouts': v.rollouts,
-                               f'{uids[v.hotkey]}/soft_failures_count': sum(c['failed'] for c in v.checks if c['severity'] == 'soft')}
+    for v in (v for v in verdicts if v.hotkey in uids):      # who lost its place meanwhile has no number
+        out |= {f'{uids[v.hotkey]}/had_failure': int(not v.passed), f'{uids[v.hotkey]}/rollouts': v.rollouts,
+                f'{uids[v.hotkey]}/soft_failures_count': sum(c['failed'] for c in v.checks if c['severity'] == 'soft')}
     return out
 
 # %% ../../nbs/roles/47_programs.ipynb #5719fa9f
@@ -362,12 +371,14 @@ def publish(self:TrainerProgram, w:Window, packed:tuple, learned:dict|None):
 @patch
 def put(self:TrainerProgram, w:Window, packed:tuple)->tuple:
     "Publish what was packed: was it late, and what went wrong"
-    end, start, problem = self.network.chain.expected_time(w.end), time.time(), ''
+    end, start, began, problem = self.network.chain.expected_time(w.end), time.time(), self.now(), ''
     bucket = lambda: self.network.bucket(self.keypair.ss58_address)
     try:
         self.ask('checkpoint', lambda: self.trainer.publish(w, packed), end, final=(FormatError, Exists))
         self.learn_seconds('publish', time.time() - start)
-        late = self.ask('checkpoint', lambda: bucket().head(manifest_key(w)), end + 5).modified > end
+        modified = self.ask('checkpoint', lambda: bucket().head(manifest_key(w)), end + 5).modified
+        late = modified > end
+        self.compare_clock(modified, began)
     except Exists as e:                                # published before, by a life whose state was lost
         self.trainer.parent = sha256(canonical_json(load_manifest(bucket(), w, self.keypair.ss58_address)))
         late, problem = False, f', another checkpoint of this window was there: {e}'

@@ -123,9 +123,12 @@ def shares(self:Validator, window:Window)->dict:
     return weights(counts, p.weight_alpha)
 
 @patch
-def set_weights(self:Validator, window:Window)->dict:
-    "Set this validator's weights on chain; returns them"
-    shares = self.shares(window)
+def set_weights(self:Validator,
+    shares:dict,   # hotkey -> what `shares` says
+)->dict:
+    "Set this validator's weights on chain, for those who still have a place there; returns them"
+    there  = {n.hotkey for n in self.network.chain.metagraph()}
+    shares = {h: x for h, x in shares.items() if h in there}
     self.network.chain.set_weights(self.keypair, shares)
     return shares
 
@@ -147,6 +150,8 @@ def run(self:Validator, window:Window)->list[Verdict]:
     for v in verdicts: ledger.record(v, claims[v.hotkey])
     with self.span(window, 'publish'):
         own = self.network.bucket(self.hotkey)
-        for v in verdicts: publish_verdict(own, self.hotkey, target, v.hotkey, sign_verdict(self.keypair, v))
-        self.set_weights(target)
+        try:
+            for v in verdicts: publish_verdict(own, self.hotkey, target, v.hotkey, sign_verdict(self.keypair, v))
+            self.set_weights(self.shares(target))
+        except Unavailable as e: log.warning('window %d: verdicts or weights are not out: %s', window, e)
     return verdicts

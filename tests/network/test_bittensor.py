@@ -10,7 +10,7 @@ from bittensor_core import Keypair
 from grail.core.basics import ConfigError, GrailError, NotFound
 from grail.core.window import Window
 from grail.network.beacon import LocalBeacon, open_randomness
-from grail.network.chain import Unavailable, VirtualClock
+from grail.network.chain import ClockSkew, RateLimited, Unavailable, VirtualClock
 
 pytestmark = pytest.mark.chain
 
@@ -89,7 +89,6 @@ def test_zeros_go_to_the_owner_who_is_nobodys_miner(node, chain):
 # ---- refusals of the chain
 
 def test_too_soon_says_how_long_and_signs_nothing(node, chain):
-    from grail.network.bittensor import RateLimited
     chain.set_weights(VAL, SHARES)
     before, sent = chain.weights(), len(node.submitted)
     node.change(rate_limit=100)
@@ -101,13 +100,11 @@ def test_too_soon_says_how_long_and_signs_nothing(node, chain):
     assert chain.weights() != before
 
 def test_too_soon_is_understood_from_the_chain_too(node, chain):
-    from grail.network.bittensor import RateLimited
     chain.set_weights(VAL, SHARES)
     node.before_submit = lambda: node.change(rate_limit=100)                  # after the SDK has looked
     refused(lambda: chain.set_weights(VAL, SHARES), RateLimited, 'SettingWeightsTooFast', 'later window')
 
 def test_who_commits_too_much_is_told_to_wait(chain):
-    from grail.network.bittensor import RateLimited
     def often():
         for i in range(60): chain.commit(ADA, f'{i:0128d}')
     refused(often, RateLimited, 'SpaceLimitExceeded', 'later window')
@@ -288,7 +285,6 @@ def test_a_network_that_is_none():
 
 @pytest.mark.parametrize('offset, word', [(-15, 'behind'), (-3600, 'behind'), (200, 'ahead')])
 def test_a_wrong_clock_is_named(node, chain, offset, word):
-    from grail.network.bittensor import ClockSkew
     chain.clock = VirtualClock(node.clock.now() + offset)
     assert chain.skew() == pytest.approx(offset)
     refused(chain.check_clock, ClockSkew, word, 'timedatectl')

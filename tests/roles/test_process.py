@@ -6,26 +6,53 @@ import time
 from pathlib import Path
 
 import pytest
+from bittensor_core import Keypair
 
 from grail.core.basics import ConfigError, NotFound
 from grail.core.window import Window
 from grail.monitor.metrics import read_metrics
-from grail.network.chain import LocalChain, RealClock, Unavailable
+from grail.network.chain import ClockSkew, LocalChain, RateLimited, RealClock, Unavailable, VirtualClock
 from grail.roles.process import Diary, Program, Stopped, Worker, read_state, write_state
 from grail.roles.settings import env_example, load_key, node_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def program(tmp_path):
+def made(tmp_path, kind, **neuron):
     (tmp_path/'key').write_text('07'*32)
     s = node_settings(env={}, key_file=str(tmp_path/'key'), chain=f'local:{tmp_path}/chain.db', endpoint=f'folder:{tmp_path}/buckets',
                       beacon='http://127.0.0.1:9', trainer='nobody', state=str(tmp_path/'state'))
-    LocalChain(tmp_path/'chain.db', RealClock(), block_time=.1).register(load_key(s))
-    p = Program(s)
+    LocalChain(tmp_path/'chain.db', RealClock(), block_time=.1).register(load_key(s), **neuron)
+    return kind(s)
+
+@pytest.fixture
+def program(tmp_path):
+    p = made(tmp_path, Program)
     yield p
     p.stop.set()
+
+@pytest.fixture
+def validator(tmp_path):
+    from grail.roles.programs import ValidatorProgram
+    p = made(tmp_path, ValidatorProgram, stake=1000., validator=True)
+    yield p
+    p.stop.set()
+
+@pytest.fixture
+def subnet(tmp_path, monkeypatch):
+    "A subnet of Bittensor whose node is in memory, and the chain that asks it"
+    monkeypatch.setenv('BTCLI_TOKEN_SYMBOLS_CACHE', str(tmp_path/'symbols.json'))
+    from network.memory_subtensor import START, MemorySubtensor
+    from grail.network.bittensor import BittensorChain
+    node  = MemorySubtensor(VirtualClock(START + 1000*12), netuid=7)
+    chain = BittensorChain('local', 7, node.clock, substrate=node)
+    yield node, chain
+    chain.close()
+
+def wait_for(condition, seconds=30):
+    end = time.time() + seconds
+    while not condition() and time.time() < end: time.sleep(.05)
+    assert condition()
 
 @pytest.fixture
 def small_disk(tmp_path):
@@ -122,3 +149,95 @@ def test_a_program_whose_state_cannot_be_written_goes_on(program, monkeypatch):
 
 def test_two_programs_do_not_share_a_state_folder(program):
     with pytest.raises(ConfigError, match='another program'): Program(program.s)
+
+
+# ---- clocks
+
+def test_a_clock_that_is_wrong_by_the_chain_is_told_in_every_window_until_it_is_set(program):
+    program.network.chain.check_clock = lambda: (_ for _ in ()).throw(ClockSkew('this clock is behind'))
+    seen = []
+    program.window = lambda w: seen.append((w, program.health()['well'], program.health()['last_error']))
+    thread = threading.Thread(target=program.compute, daemon=True)
+    thread.start()
+    wait_for(lambda: len(seen) >= 2)
+    assert all(not well and error == 'this clock is behind' for _, well, error in seen) and program.counts['failures'] >= 2
+    del program.network.chain.check_clock                                       # set right, while the program runs
+    wait_for(lambda: seen[-1][1])
+    assert seen[-1][2] == ''
+
+def test_a_chain_that_does_not_say_the_time_is_no_wrong_clock(program):
+    program.network.chain.check_clock = lambda: (_ for _ in ()).throw(Unavailable('silent'))
+    program.look_at_clock()
+    assert program.clock_error == '' and program.counts['failures'] == 1
+
+@pytest.mark.parametrize('off', [-3600., -10., -4.5, -1., 0., 1., 10., 3600.])
+def test_the_store_tells_whose_clock_is_wrong(program, caplog, off):
+    "`off` seconds are added to our clock; a writing takes two seconds, the store counts whole ones"
+    program.network.chain.clock.offset = off
+    true = time.time()
+    behind = program.compare_clock(float(int(true)), program.now() - 2)
+    if abs(off) <= 3: assert behind == 0 and program.health()['well'] and not caplog.records
+    else:
+        assert abs(behind + off) < 3.5 and not program.health()['well'] and 'set it right' in caplog.text
+        if off < 0: assert behind >= -off                                        # who is behind allows for enough
+    assert program.compare_clock(program.now(), program.now() - 2) == 0          # set right
+    assert program.health()['well']
+
+def test_what_an_earlier_life_has_written_is_no_wrong_clock(program):
+    assert program.compare_clock(program.now() - 1000, began=0.) == 0
+
+@pytest.mark.chain
+@pytest.mark.parametrize('offset, word', [(-60, 'behind'), (600, 'ahead'), (0, '')])
+def test_a_program_on_a_subnet_compares_its_clock(program, subnet, offset, word):
+    node, chain = subnet
+    program.network.chain, chain.clock = chain, VirtualClock(node.clock.now() + offset)
+    program.look_at_clock()
+    assert (word in program.health()['last_error']) and program.health()['well'] == (offset == 0)
+
+
+# ---- weights
+
+def test_a_chain_that_wants_no_weights_yet_is_asked_once_a_window(validator):
+    tries = []
+    def too_soon(*_): tries.append(1); raise RateLimited('100 blocks')
+    validator.network.chain.set_weights = too_soon
+    start = time.time()
+    assert validator.weights(Window(30), {}, validator.now() + 60) == 0
+    assert (len(tries), validator.counts['failures']) == (1, 0) and time.time() - start < 1
+
+def test_a_chain_that_refuses_for_good_is_asked_once_and_it_is_told(validator, caplog):
+    tries = []
+    def never(*_): tries.append(1); raise ConfigError('no validator permit')
+    validator.network.chain.set_weights = never
+    assert validator.weights(Window(30), {}, validator.now() + 60) == 0
+    assert (len(tries), validator.counts['failures']) == (1, 1) and 'no validator permit' in caplog.text
+
+def test_a_chain_that_is_down_is_asked_until_it_takes_the_weights(validator):
+    tries, real = [], validator.network.chain.set_weights
+    def flaky(*args):
+        tries.append(1)
+        if len(tries) < 3: raise Unavailable('down')
+        return real(*args)
+    validator.network.chain.set_weights = flaky
+    me = validator.keypair.ss58_address
+    assert validator.weights(Window(30), {me: 1.}, validator.now() + 60) == 1
+    assert len(tries) == 3 and validator.network.chain.weights() == {me: {me: 1.}}
+
+def test_who_has_lost_its_place_gets_no_weight_and_costs_nobody_his(validator):
+    me, gone = validator.keypair.ss58_address, Keypair.create_from_seed(bytes([9]*32)).ss58_address
+    assert validator.weights(Window(30), {gone: 1., me: .5}, validator.now() + 5) == 1
+    assert set(validator.network.chain.weights()[me]) == {me}
+
+@pytest.mark.chain
+def test_on_a_subnet_weights_that_come_too_soon_wait_for_a_later_window(validator, subnet):
+    node, chain = subnet
+    node.join(validator.keypair.ss58_address, stake=1000, validator=True)
+    node.advance(node.lag)
+    validator.network.chain, me = chain, validator.keypair.ss58_address
+    assert validator.weights(Window(30), {me: 1.}, chain.now() + 60) == 1
+    node.change(rate_limit=100)
+    start = time.time()
+    assert validator.weights(Window(60), {me: 1.}, chain.now() + 60) == 0
+    assert validator.counts['failures'] == 0 and time.time() - start < 10
+    node.advance(100)
+    assert validator.weights(Window(180), {me: 1.}, chain.now() + 60) == 1
