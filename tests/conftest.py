@@ -2,8 +2,10 @@
 
 A test marked `slow`, `heavy`, `smollm`, ... runs only when its flag is asked for, like a notebook's cell:
 `pytest tests --flags 'slow smollm'`, or GRAIL_FLAGS='slow smollm'."""
+import importlib.util
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 for name, value in dict(OMP_NUM_THREADS='1', TOKENIZERS_PARALLELISM='false', MPLBACKEND='agg', HF_HUB_OFFLINE='1', TRANSFORMERS_OFFLINE='1',
@@ -13,9 +15,25 @@ for name, value in dict(OMP_NUM_THREADS='1', TOKENIZERS_PARALLELISM='false', MPL
 ROOT = Path(__file__).resolve().parent.parent
 for p in (ROOT, ROOT/'tests'):
     if str(p) not in sys.path: sys.path.insert(0, str(p))
-os.environ['PYTHONPATH'] = os.pathsep.join([str(ROOT)] + [p for p in [os.environ.get('PYTHONPATH')] if p])    # for processes that tests start
+os.environ['PYTHONPATH'] = os.pathsep.join([str(ROOT), str(ROOT/'tests'/'loopback')] + [p for p in [os.environ.get('PYTHONPATH')] if p])    # for processes that tests start
 
 import pytest
+
+class Guard:
+    "Watches that nothing but this machine is spoken to, in this process and in those that it starts"
+    def __init__(self):
+        self.path, self.known = Path(tempfile.mkdtemp())/'elsewhere', 0
+        os.environ['GUARD_LOG'] = str(self.path)
+        spec = importlib.util.spec_from_file_location('loopback_guard', ROOT/'tests'/'loopback'/'sitecustomize.py')
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+    def new(self):
+        "Attempts that were not known yet, one line each"
+        return self.path.read_text().splitlines()[self.known:] if self.path.exists() else []
+
+    def forget(self): self.known += len(self.new())
+
+GUARD = Guard()
 
 FLAGS = dict(slow='takes longer than half a minute', heavy='takes many minutes or gigabytes', smollm='needs SmolLM2 (make test-all)',
              gpu='needs a GPU', vllm='needs vLLM', chain="needs Bittensor's SDK (make test-all)", net='talks to real servers',
@@ -26,6 +44,7 @@ def pytest_addoption(parser):
     parser.addoption('--flags', default=os.environ.get('GRAIL_FLAGS', ''), help='run what these flags mark too: ' + ', '.join(FLAGS))
 
 def pytest_configure(config):
+    if 'net' in config.getoption('--flags').split(): os.environ.pop('GUARD_LOG')
     config.option.importmode = 'importlib'          # rooms may have tests of the same name
     for name, why in FLAGS.items(): config.addinivalue_line('markers', f'{name}: {why}; off without --flags {name}')
 
@@ -44,6 +63,15 @@ def pytest_collection_modifyitems(config, items):
 def one_thread():
     import torch
     torch.set_num_threads(1)
+
+@pytest.fixture(autouse=True)
+def guard(request):
+    "A test in which another machine was spoken to has failed, whatever it made of that; the flag `net` allows it"
+    GUARD.forget()
+    yield GUARD
+    if attempts := GUARD.new():
+        GUARD.forget()
+        pytest.fail('another machine was spoken to:\n' + '\n'.join(attempts), pytrace=False)
 
 @pytest.fixture(autouse=True)
 def working_folder():
