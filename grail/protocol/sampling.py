@@ -146,7 +146,7 @@ def _scores(logits, keys, steps, temperature, top_k, top_p):
     "[B, V]: what the argmax is taken of, -inf for tokens that are not allowed"
     if temperature == 0: return logits.float()
     logits = logits.float()
-    scores = gumbel(keys, steps, logits.shape[-1], logits.device).add_(logits/temperature)
+    scores = gumbel(keys, steps, logits.shape[-1], logits.device).add_(logits if temperature == 1 else logits/temperature)
     mask = allowed(logits, temperature, top_k, top_p)
     return scores if mask is None else scores.masked_fill_(~mask, -torch.inf)
 
