@@ -38,7 +38,7 @@ def spend(units:int=1):
 def check_bits(bits:int):
     "Refuse to make an integer of so many bits, and pay for it"
     if bits > MAX_BITS: raise NotUnderstood('an integer is too long')
-    if bits > 512: spend(bits*bits >> 19)
+    if bits > 512: spend(bits*bits >> 18)
 
 # %% ../../nbs/envs/11a_exact.ipynb #4e5da313
 class Gen(str):
@@ -93,7 +93,7 @@ def pmul(a:dict, b:dict)->dict:
     out, late = {}, []
     for m, c in a.items():
         for n, d in b.items():
-            spend()
+            spend(1 + len(n) if m else 1)          # the exponents are fractions
             check_bits(_bits(c) + _bits(d))
             exps = dict(m)
             for g, e in n: exps[g] = exps.get(g, 0) + e
@@ -190,11 +190,11 @@ def approx(a:Value)->complex|None:
         return None if n is None or d is None else n/d
     except (OverflowError, ZeroDivisionError): return None
 
-def _clear(p):
-    "The polynomial as a float where rounding cannot have changed its sign, else None"
+def _clear(p, least=1e-6):
+    "The polynomial as a float where it is at least a part `least` of its terms, so that rounding cannot matter, else None"
     z = _approx(p)
     scale = sum(abs(_approx({m: c})) for m, c in p.items()) if z is not None else 0
-    return z if scale and math.isfinite(scale) and abs(z) > 1e-6*scale else None
+    return z if scale and math.isfinite(scale) and abs(z) > least*scale else None
 
 def sign(a:Value)->int|None:
     "1 or -1 for a real number that is clearly not zero, else None"
@@ -376,12 +376,14 @@ def _oriented(a:Value):
 
 def _far(x:float)->float|None:
     "x if it is far enough from zero for its sign to be sure, else None"
-    return x if abs(x) > 1e-6 else None
+    return x if abs(x) > 1e-3 else None
 
 def _angle(a:Value)->float|None:
-    "About how much the angle a is, if it is a real number small enough for a float to know its sine"
-    z = approx(a)
-    return z.real if z and abs(z.imag) < 1e-9 and 1e-6 < abs(z.real) < 1e6 else None
+    "About how much the angle a is, if it is a real number that a float knows to ten places, else None"
+    try: n, d = _clear(a.num, 1e-3), _clear(a.den, 1e-3)
+    except OverflowError: return None
+    z = n/d if n and d else None
+    return z.real if z and abs(z.imag) < 1e-9 and 1e-6 < abs(z.real) < 100 else None
 
 def sine(a:Value)->Value:
     if (q := _turns(a)) is not None: return sin_pi(q)
@@ -429,7 +431,11 @@ def ln(a:Value)->Value:
         return out
     if a.den is ONE and len(a.num) == 1:
         (m, c), = a.num.items()
-        if c == 1 and len(m) == 1 and m[0][0] == E: return number(m[0][1])
+        if c > 0 and all(g == E or g.kind == 'prime' for g, _ in m):         # ln(2√3 e) = ln 2 + ln 3/2 + 1
+            parts = [mul(number(e), number(1) if g == E else ln(number(g.base))) for g, e in m]
+            out = ln(number(c))
+            for p in parts: out = add(out, p)
+            return out
     if _number_like(a) and sign(a) != 1: raise NotUnderstood('logarithm of a number that is not clearly positive')
     z = approx(a)
     return _free(f'ln({name(a)})', number_=_far(math.log(z.real)) if z and z.real > 0 else None)

@@ -23,14 +23,16 @@ MAX_CHARS = 2000     # longest answer that is looked at
 
 _SIGNS = {'−': '-', '–': '-', '×': r'\times ', '⋅': r'\cdot ', '·': r'\cdot ', '÷': r'\div ', 'π': r'\pi ', '∞': r'\infty ',
           '√': r'\surd ', '≤': r'\le ', '≥': r'\ge ', '≠': r'\ne ', '∪': r'\cup ', '∈': r'\in ', '°': r'^\circ ', '±': r'\pm ',
-          '∅': r'\emptyset ', '²': '^2', '³': '^3', '½': r'\frac{1}{2}', '¼': r'\frac{1}{4}', '¾': r'\frac{3}{4}',
+          '∅': r'\emptyset ', '²': '^{2}', '³': '^{3}', '½': r'\frac{1}{2}', '¼': r'\frac{1}{4}', '¾': r'\frac{3}{4}',
           'ℝ': r'\mathbb{R}', 'θ': r'\theta ', '\u00a0': ' ', '\u2009': ' ', '\u202f': ' ', '“': '', '”': '', '’': "'"}
 _TRANSLATE = str.maketrans(_SIGNS)
 _DROP = re.compile(r'\\(?:left|right|displaystyle|textstyle|limits|[bB]igg?[lr]?|quad|qquad)(?![A-Za-z])'
                    r'|(?<!\\)\\(?:[,!;:]|\s)|~')
 _SPACED    = r'(?:\\!\s?,\s?\\!\s?|,\s?\\!\s?|\{,\}\s?|\\,)'       # a thousands separator, as LaTeX has it
-_THOUSANDS = re.compile(rf'(?<![\w.^}}\\])\d{{1,3}}(?:{_SPACED}\d{{3}})+(?!\d)', re.A)
-_DOUBTFUL  = re.compile(r'[\w)}\]]\s*–|\d\.\d{3},\d|(?<![\d.])(?!1e-)\d+(?:\.\d+)?e[+-]\d|\^1/|^\s*~', re.A)
+_THOUSANDS = re.compile(rf'(?<![\w.^}}\\])[1-9]\d{{0,2}}(?:{_SPACED}\d{{3}})+(?!\d)', re.A)
+_DOUBTFUL  = re.compile(r'[\w)}\]]\s*–|\d\.\d{3},\d|(?<![\d.])(?!1e-)\d+(?:\.\d+)?e[+-]\d|\^1/|^\s*~'
+                        r'|(?<![\d.},!])0\d*\s*(?:\\!)?(?:,\\!|\{,\}|\\,)\s*\d', re.A)
+_ARRAY     = re.compile(r'([(\[])\s*\\begin\{array\}\s*\{[clr\s]+\}(.*?)\\end\{array\}\s*([)\]])', re.S)
 
 def join_thousands(s:str)->str:
     r"`10,\!000`, `10{,}000`, `10\,000` as `10000`"
@@ -43,7 +45,8 @@ def tidy_text(s:str)->str:
     if len(s) > 4 and s.startswith('**') and s.endswith('**'): s = s[2:-2]                # bold, in Markdown
     s = re.sub(r'(?<!\\)\$', ' ', s)
     s = re.sub(r'\\[()\[\]]', ' ', s) if s.startswith(('\\(', '\\[')) else s
-    s = _DROP.sub(' ', s).strip()
+    s = _DROP.sub(' ', s).strip().replace('>=', r'\ge ').replace('<=', r'\le ')
+    if 'array' in s: s = _ARRAY.sub(lambda m: rf'\begin{{pmatrix}}{m[2]}\end{{pmatrix}}' if m[1]+m[3] in '()[]' else m[0], s)
     return s[:-1].rstrip() if s.endswith('.') else s
 
 # %% ../../nbs/envs/11b_grammar.ipynb #83cc88cd
@@ -73,7 +76,7 @@ def unit_of(text:str)->str|None:
         elif w == 'per' and out: out.append('per')
         elif w in UNITS: out, power = out + [UNITS[w] + power], ''
         else: return None
-    if power == '^2' and not out: return 'square'
+    if power: return 'square' if power == '^2' and not out else None                   # 5 cm square: 5 cm by 5 cm?
     return ' '.join(out) or None
 
 # %% ../../nbs/envs/11b_grammar.ipynb #9d316b76
@@ -88,20 +91,22 @@ _NAMES   = {'pi', 'sqrt', 'infty', 'sin', 'cos', 'tan', 'cot', 'sec', 'csc', 'ln
 _ALIAS   = {'dfrac': 'frac', 'tfrac': 'frac', 'cfrac': 'frac', 'leq': 'le', 'geq': 'ge', 'neq': 'ne', 'leqslant': 'le',
             'geqslant': 'ge', 'lt': '<', 'gt': '>', 'varnothing': 'emptyset', 'dbinom': 'binom', 'tbinom': 'binom', 'lvert': '|',
             'rvert': '|', 'vert': '|', 'mid': '|', 'lbrace': '\\{', 'rbrace': '\\}', 'infinity': 'infty', 'inf': 'infty',
-            'backslash': 'setminus', 'degree': 'circ', 'ast': '*', 'cdot': '*', 'times': '*', 'div': '/', 'colon': ':'}
+            'backslash': 'setminus', 'degree': 'circ', 'ast': '*', 'cdot': '*', 'times': '*', 'div': '/', 'colon': ':',
+            'bar': 'overline'}
 _ENGLISH = set('no on up so is at in if it we he me my by to of as an am be do go us yes not all odd one two six ten the per for '
                'any red set mod min max gcd lcm dot det dim arg ker sgn sup erf lim sum int cis adj cov var std deg pm'.split())
 _GREEK   = set('alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau phi '
                'varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell'.split())
 
 # %% ../../nbs/envs/11b_grammar.ipynb #c78f69d3
-def _word(w, spaced):
-    "Tokens of a run of letters in plain text; `spaced`: it follows a number"
+def _word(w, counted, spaced):
+    "Tokens of a run of letters in plain text; `counted`: it follows a number; `spaced`: it follows a space"
     if w in ('and', 'or'): return [('sep', w)]
     if (a := _ALIAS.get(w, w)) in _NAMES: return [('cmd', a)]
     if len(w) == 1: return [('var', w)]
     if w in ('square', 'cubic', 'per', 'sq'): return [('part', w)]
-    if w in _SHORT and spaced or len(w) > 3 and unit_of(w): return [('unit', unit_of(w))]
+    short = w in _SHORT or spaced and len(w) == 3 and w in UNITS
+    if counted and short or len(w) > 3 and unit_of(w): return [('unit', unit_of(w))]
     if len(w) <= 3 and w.islower() and w not in _ENGLISH: return [('var', c) for c in w]
     raise NotUnderstood(f'the word {w[:30]!r}')
 
@@ -135,7 +140,9 @@ def tokens(s:str)->list[tuple[str, str]]:
         elif kind == 'bb':   out.append(('cmd', 'reals' if t == 'R' else 'mathbb'))
         elif kind == 'cmd':  out.append(_command(_ALIAS.get(t, t)))
         elif kind == 'esc':  out.append({'\\': ('row', t), '|': ('op', '|'), '%': ('op', '%')}.get(t, ('op', '\\' + t)))
-        elif kind == 'word': out += _word(t, bool(out) and out[-1][0] in ('num', 'part', 'unit'))
+        elif kind == 'word' and t == 'sqrt' and not s[i:].lstrip().startswith(('(', '{', '[')): out.append(('cmd', 'surd'))
+        elif kind == 'word':
+            out += _word(t, bool(out) and out[-1][0] in ('num', 'part', 'unit'), s[m.start()-1:m.start()].isspace())
         else:                out.append(('op', '^') if kind == 'pow' else (kind, t))
         if out and out[-1][0] == 'op': depth += _DEPTH.get(out[-1][1], 0)
     return _phrases(out)
@@ -258,14 +265,20 @@ def literal(self:Parser):
     t = self.take()[1]
     if self.cmd('overline') and '.' in t or t and self.peek() == ('op', '.') and self.peek(1) == ('cmd', 'overline'):
         self.accept('.')
-        self.take(); self.need('{'); r = self.take(); self.need('}')
-        if r[0] != 'num' or '.' in r[1]: raise NotUnderstood('a repeating decimal')
+        self.take()
+        alone = self.peek()[0] == 'num' and len(self.peek()[1]) == 1                # 0.\bar3
+        r = self.take() if alone else (self.need('{'), self.take(), self.need('}'))[1]
+        if r[0] != 'num' or not r[1].isdigit(): raise NotUnderstood('a repeating decimal')
         places = len(t.partition('.')[2])
         return Scalar(number(decimal(t) + Fraction(int(r[1]), (10**len(r[1]) - 1)*10**places)))
     if self.at('_') and t.isdigit(): return self.based(t)
     if self.zeros and len(t) > 1 and t[0] == '0' and t.isdigit(): raise NotUnderstood('a number that begins with 0')
     q = decimal(t)
-    if t.isdigit() and (f := self.mixed()) is not None: q += f
+    if '.' in t and self.at('(') and self.peek(1)[0] == 'num' and self.peek(2) == ('op', ')'):
+        raise NotUnderstood('a decimal before a number in brackets')                # 0.3(3) is a third to many readers
+    if (t.isdigit() or self.cmd('frac')) and (f := self.mixed()) is not None:
+        if not t.isdigit(): raise NotUnderstood('a decimal before a fraction')
+        q += f
     return Scalar(number(q))
 
 # %% ../../nbs/envs/11b_grammar.ipynb #55e3938d
@@ -285,6 +298,7 @@ def mixed(self:Parser):
         self.pos += 3
         a, b = int(a), int(b)
         if not 0 < a < b: raise NotUnderstood('two numbers side by side')
+        if self.at('^', '!', '/') or self.starts_factor(): raise NotUnderstood('more after a mixed number')
         return Fraction(a, b)
 
 # %% ../../nbs/envs/11b_grammar.ipynb #79b58704
@@ -532,8 +546,9 @@ def argument(self:Parser)->Value:
         if self.at('!') or self.at('^') and not self.angle(): raise NotUnderstood('a power of a function, or of its argument')
         return scalar(self.postfix(x))
     x = scalar(self.postfix(self.base()))
-    while self.peek()[0] == 'var' or self.cmd('pi', 'frac', 'sqrt'): x = exact.mul(x, scalar(self.postfix(self.base())))
+    while self.peek()[0] == 'var' or self.cmd('pi'): x = exact.mul(x, scalar(self.postfix(self.base())))
     after = self.peek(1)
+    if self.cmd('frac', 'sqrt'): raise NotUnderstood('an argument that has no clear end')
     joined = self.at('/', '*') and not (after[0] == 'cmd' and after[1] in _FUNCTIONS)
     if joined or self.at(*'([{|') and self.starts_factor(): raise NotUnderstood('an argument that has no clear end')
     return x
@@ -614,6 +629,7 @@ def product(self:Parser):
         elif self.starts_factor():
             if divided: raise NotUnderstood('a product after a division')
             if self.surd == self.pos: raise NotUnderstood('a factor under a root, or beside it')
+            if self.at('{') and self.peek(1)[0] == 'num': raise NotUnderstood('two numbers side by side')      # 5{5} shows as 55
             node = _times(node, self.postfix(self.base()))
         elif kind == 'num': raise NotUnderstood('two numbers side by side')
         else: return node
@@ -800,7 +816,7 @@ def item(self:Parser, expand):
     node = self.relation()
     if self.pms:
         self.toks[:], self.pos, self.pms, self.flip = toks, start, 0, True
-        node = Group('list', (node, self.relation()))
+        node = listed([node, self.relation()], [','])
     self.pms, self.flip = outer
     return node
 

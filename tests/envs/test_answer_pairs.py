@@ -151,6 +151,43 @@ x\ne 0 ~ x=0
 5\text{ M} ~ 5\text{ m}
 ABCD ~ abcd
 5 pm ~ 5mp
+0{,}500 ~ 500
+0\,123 ~ 123
+0,\!250 ~ 250
+5²3 ~ 5^{23}
+2³4 ~ 2^{34}
+1 1/2^2 ~ 9/4
+1 1/2^2 ~ 5/4
+1 1/2x ~ \frac32x
+1 1/2/3 ~ 1/2
+1 1/2\pi ~ \frac32\pi
+0.3(3) ~ 0.9
+0.3(3) ~ 0.33
+3.5(2) ~ 7
+1.5\frac12 ~ 0.75
+1.5\frac12 ~ 2
+5{5} ~ 25
+5{5} ~ 55
+{5}{5} ~ 25
+10^{3}{5} ~ 5000
+5\text{ cm square} ~ 5\text{ cm}
+5\text{ cm square} ~ 5\text{ cm}^2
+b=1,2 ~ a=1,b=2
+z=1,2 ~ a=1,b=2
+y=1,2 ~ x=1,y=2
+sqrt 2x ~ \sqrt{2}x
+sqrt 2x ~ \sqrt{2x}
+\sin x\sqrt2 ~ \sin(x\sqrt2)
+\sin x\sqrt2 ~ \sqrt2\sin x
+\ln 2\sqrt3 ~ \ln(2\sqrt3)
+\cos x\frac12 ~ \cos\frac x2
+\{1,\{2\}\} ~ \{1,2\}
+(1,\{2\}) ~ (1,2)
+\{\{1\},\{2\}\} ~ \{1,2\}
+2bag ~ 2
+\ln\sqrt2 ~ \ln 2
+|\sin(10^{15}\sqrt2-1414213562373092)| ~ \sin(10^{15}\sqrt2-1414213562373092)+0
+|\sin(10^{16}\sqrt2-14142135623730948)| ~ -\sin(10^{16}\sqrt2-14142135623730948)
 """)
 EQUAL = pairs(r"""
 x(x+1) ~ x^2+x
@@ -208,6 +245,37 @@ y=\frac{1}{x-1} ~ \frac{2}{2x-2}=y
 90^\circ ~ 90
 e^{i\pi} ~ -1
 (1+i)^2 ~ 2i
+0.\bar{3} ~ \frac13
+0.\bar3 ~ \frac13
+0.1\bar{6} ~ \frac16
+1{,}000{,}000 ~ 1000000
+1\,000\,000 ~ 1000000
+5\text{ cm²} ~ 5\text{ cm²}
+x²+1 ~ 1+x^2
+x=\pm2 ~ -2,2
+x=\pm2 ~ x=-2,2
+x=-2, x=2 ~ x=\pm 2
+x=1\pm\sqrt2 ~ 1-\sqrt2,1+\sqrt2
+x=x ~ x=x
+3 men ~ 3
+1 day ~ 1
+5 min ~ 5
+4 cars ~ 4
+a=1,2 ~ a=1,b=2
+1,2 ~ x=1,y=2
+\{\{1\},2\} ~ \{2,\{1\}\}
+5 ~ \{5\}
+sqrt12 ~ 2\sqrt3
+sqrt(12) ~ 2\sqrt3
+sqrt3/2 ~ \frac{\sqrt3}{2}
+\ln\sqrt2 ~ \frac12\ln2
+\ln(2e) ~ 1+\ln 2
+\log_2\sqrt2 ~ \frac12
+x>=2 ~ x\ge2
+x<=2 ~ (-\infty,2]
+\left(\begin{array}{c}1\\2\end{array}\right) ~ \begin{pmatrix}1\\2\end{pmatrix}
+\left[\begin{array}{cc}1&2\\3&4\end{array}\right] ~ \begin{pmatrix}1&2\\3&4\end{pmatrix}
+|\sin 4| ~ -\sin 4
 \frac{h(a+b)}{2} ~ \frac12 h(a+b)
 """)
 
@@ -404,10 +472,48 @@ NUMBERS = {'1e5': '1e5', 'it is 2.5E-3.': '2.5E-3', '1.2.3': '1.2.3', '5:30': '5
            '−5': '-5', '1 1/2': '1 1/2', '3/4': '3/4', r'10\!,\!000': '10000', '1,234.5': '1234.5',
            '5 million': '5 million', '10-5': '5',
            '2^{10}': None, r'\sqrt{5}': None, r'25\pi': None, '5x': None, 'x_5': None, '１２': None,
-           '5': '5', 'a 5.': '5', '1/2/2020': '1/2/2020'}
+           '5': '5', 'a 5.': '5', '1/2/2020': '1/2/2020', '3×10⁵': None, 'is 5½.': None, '½5': None, '5²': None, '٣5': None,
+           '5２': None, '$5M': None, '5K': None, '5 millions': '5 millions', '5-dozen': '5-dozen', '5 tenths': '5 tenths',
+           'It is 12 500': '12 500', '1\xa0500': '1\xa0500', "1'000": "1'000", 'so 1,5': '1,5', '12,34': '12,34',
+           '5,000,00': '5,000,00', 'x = - 5': '-5', '= -$ 5': '-5', 'it is - 5': '-5', 'is negative 5': None, 'is minus 5': None,
+           'ratio is 5 : 6': None, '5±1': None, r'5 \pm 1': None, '5 and a half': None, '5 squared': None, r'5\cdot 10': None,
+           '2**3': None, '5 x 3': None, '= 5 + x': None, '= 5(x+y)': None, r'5 \ln x': None, '5L': '5', '**5**': '5',
+           'In 2020 500': '500', 'list:\n- 5 apples': '5', '5 a day': '5', '5 and 6': '6', '1,234,567': '1234567'}
 
 @pytest.mark.parametrize('text,number', NUMBERS.items())
 def test_a_final_number_is_taken_whole(text, number): assert final_number(text) == number
+
+PARTS = {'5²': '5', '5½': '5', '5M': '5', '5 dozens': '5', '5-million': '5', '12 500': '500', "1'000": '0', '1,5': '5', '5,000,00': '0',
+         '5 : 6': '6', '5±1': '1', '5 and a half': '5', 'negative 5': '5', '= - 5': '5', '5 + x': '5', r'5 \times x': '5', '5/x': '5'}
+
+@pytest.mark.parametrize('text,part', PARTS.items())
+def test_a_part_of_an_answer_is_never_the_answer(text, part):
+    for made in (text, f'the answer is {text}.', f'#### {text}'): assert not equivalent(extract(made) or '', part), made
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(2, 999), st.sampled_from('²³⁴½¼¾⅓٣２⁵'), st.sampled_from(('{}', 'it is {}', '#### {}')))
+def test_a_numeral_of_another_kind_beside_a_number_belongs_to_it(n, other, frame):
+    for text in (f'{n}{other}', f'{other}{n}'): assert not equivalent(extract(frame.format(text)) or '', str(n)), text
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 99), st.integers(2, 9), st.integers(2, 99))
+def test_a_superscript_ends_before_the_next_digit(a, k, b):
+    for sign, power in (('²', 2), ('³', 3)): assert not equivalent(f'{a}{sign}{k}', f'{a}^{{{power}{k}}}')
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 999), st.sampled_from((r'\,', '{,}', r',\!')))
+def test_nothing_separates_thousands_after_a_zero(n, comma):
+    assert not equivalent(f'0{comma}{n:03d}', str(n)) and equivalent(f'1{comma}{n:03d}', str(1000 + n))
+
+ROOT2 = 14142135623730950488016887242096980785696718753769
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(8, 30), st.integers(-6, 6))
+def test_rounding_never_gives_a_sine_its_sign(digits, k):
+    m = ROOT2//10**(49 - digits) + k                             # 10^digits √2 - m is a small number that a float may not know
+    sine = rf'\sin(10^{{{digits}}}\sqrt2-{m})'
+    with mpmath.workdps(60): positive = mpmath.sin(mpmath.mpf(10)**digits*mpmath.sqrt(2) - m) > 0
+    assert not equivalent(f'|{sine}|', f'-{sine}' if positive else f'0+{sine}')
 
 def test_a_part_of_a_number_is_never_the_answer():
     parts = {'1e5': '5', '1.2.3': '3', '5:30': '30', r'-\$5': '5', '2^{10}': '10', '1 1/2': '1/2', r'25\pi': '25'}

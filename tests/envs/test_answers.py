@@ -161,6 +161,8 @@ def attacks():
             'hashes': '####'*300_000, 'numbers': '1,'*900_000, 'dots': '1.'*900_000, 'eos': '<|'*900_000,
             'binomial': r'\binom{2500}{1250}^{20}',
             'matrix': r'\begin{pmatrix}' + '&'.join('1'*900) + r'\end{pmatrix}', 'nested roots': r'\sqrt{1+'*19 + 'x' + '}'*19,
+            'fractional exponents': '(' + ','.join([r'(\sqrt2+\sqrt3+\sqrt5+\frac{1}{1+n!})^{7}']*9) + ')',
+            'powers of roots': r'(\sqrt2+\sqrt3+\sqrt5+e^{i\pi (\sqrt2+\sqrt3+\sqrt5+\frac{1}{1+n!})^{7}})^{7}',
             'powers': '+'.join(f'3^{{{k}}}' for k in range(14000, 14150)), 'repeating': r'0.\overline{' + '1'*1800 + '}'}
 
 def slowest(texts, out):
