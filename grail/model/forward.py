@@ -35,6 +35,7 @@ def token_stats(
     logits:torch.Tensor,  # [n, V] float32
     tokens:torch.Tensor,  # [n] the token that was chosen there
     eos_ids:list,         # ids that end a text, may be empty
+    above:bool=False,     # also `above`: probability of the likelier tokens, and of equally likely ones with a smaller id?
 )->dict:                  # `logprobs`, `entropy`, `eos_logprob`: [n] float32, in nats, at temperature 1
     "What each position's logits say about its token, about their own spread, and about ending here"
     top = logits.amax(-1, keepdim=True)
@@ -43,7 +44,14 @@ def token_stats(
     sum = p.sum(-1)
     z   = top[:, 0] + sum.log()
     eos = logits[:, eos_ids].logsumexp(-1) - z if eos_ids else torch.full_like(z, -torch.inf)
-    return dict(logprobs=logits.gather(-1, tokens[:, None])[:, 0] - z, entropy=sum.log() - torch.linalg.vecdot(p, d)/sum, eos_logprob=eos)
+    own = logits.gather(-1, tokens[:, None])
+    out = dict(logprobs=own[:, 0] - z, entropy=sum.log() - torch.linalg.vecdot(p, d)/sum, eos_logprob=eos)
+    if not above: return out
+    sign = (logits - own).sign_()                                       # tables of bools are slow, signs are not
+    ties = logits.shape[-1] - torch.linalg.vecdot(sign, sign)           # with itself
+    mass = torch.linalg.vecdot(p, sign.clamp_min_(0))
+    if (ties > 1).any(): mass += ((logits == own) & (torch.arange(logits.shape[-1], device=z.device) < tokens[:, None])).sum(-1) * (own - top)[:, 0].exp()
+    return out | dict(above=mass/sum)
 
 # %% ../../nbs/model/15_forward.ipynb #b40e236b
 @dataclass
@@ -101,14 +109,14 @@ def end_ids(model)->list:
     ids = model.config.eos_token_id if ids is None else ids
     return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
-def read_line(model, states, tokens, rows, steps, chunk=None, visit=None)->dict:
+def read_line(model, states, tokens, rows, steps, chunk=None, visit=None, above=False)->dict:
     "`token_stats` of `tokens` [n] after `states` [n, H], and what `visit` adds: [n] each"
     size, ends, out = chunk or max(1, CHUNK_LOGITS//model.get_output_embeddings().weight.shape[0]), end_ids(model), {}
     for i in range(0, max(len(rows), 1), size):
         logits = head_logits(model, states[i:i+size])                        # [chunk, V]
         for at, z in blocks(logits, i):
-            found = token_stats(z, tokens[at], ends)
-            if visit: found |= visit(z, rows[at], steps[at], found)
+            found = token_stats(z, tokens[at], ends, above)
+            if visit: found |= visit(z, rows[at], steps[at])
             if not out: out = {k: v.new_empty(len(rows)) for k, v in found.items()}
             for k, v in found.items(): out[k][at] = v
         del logits, z                                                        # before the next chunk takes its memory
@@ -129,7 +137,8 @@ def prefill(
     prompt_lengths,     # B numbers of prompt tokens, at least 1 each
     pad_to:int=None,    # columns to fill up to; default: the longest sequence
     chunk:int=None,     # positions whose logits are alive at a time; default: `CHUNK_LOGITS` over the vocabulary
-    visit=None,         # function(logits [n, V] float32, rows [n], steps [n], `token_stats` of them) -> dict of [n] tensors
+    visit=None,         # function(logits [n, V] float32, rows [n], steps [n]) -> dict of [n] tensors, called for a few rows at a time
+    above:bool=False,   # see `token_stats`; it is put into `extra`
 )->Prefill:
     "Read finished rollouts with `model`; raises `FormatError` for malformed sequences"
     table = pack(sequences, prompt_lengths, model.get_output_embeddings().weight.shape[0], pad_to).to(model.device)  # [B, T]
@@ -138,7 +147,7 @@ def prefill(
     rows, steps = line(lengths, model.device)                                                                        # [n]
     at = torch.as_tensor(np.asarray(prompt_lengths, np.int64), device=model.device)[rows] + steps                    # [n]
     last = body(model)(input_ids=table, use_cache=False).last_hidden_state                                           # [B, T, H]
-    found = read_line(model, last[rows, at-1], table[rows, at], rows, steps, chunk, visit)
+    found = read_line(model, last[rows, at-1], table[rows, at], rows, steps, chunk, visit, above)
     def spread(values):                                                                                              # [n, ...] -> [B, C, ...]
         out = values.new_zeros(len(lengths), max(lengths), *values.shape[1:])
         out[rows, steps] = values
@@ -154,7 +163,7 @@ def canonical_prefill(
     sequences,          # all rollouts of ONE group, in order
     prompt_lengths,     # of each
     pad_to:int=None,    # columns; default: the longest sequence, rounded up to a multiple of `ROUND`
-    **kwargs,           # `chunk`, `visit` as in `prefill`
+    **kwargs,           # `chunk`, `visit`, `above` as in `prefill`
 )->Prefill:
     "The prefill of a group in the shape that every node gives it"
     longest = max((np.size(s) for s in sequences), default=0)

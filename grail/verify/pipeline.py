@@ -27,7 +27,7 @@ from .audit import select_groups
 from .checks import (CHECKS, CheckResult, check_distribution, check_environment, check_header, check_logprob,
                                  check_rows, check_sampling, check_statistics, check_termination, lost, result,
                                  sampling_limit, unique_count)
-from .detectors import BINS, bin_counts, mass_before, pit, pit_noise, step_statistics
+from .detectors import BINS, bin_counts, pit, pit_noise, step_statistics
 
 # %% ../../nbs/verify/21_pipeline.ipynb #297f9dd2
 def round6(x)->float|None:
@@ -121,16 +121,16 @@ def read_group(
     for row, r in zip(tokens, rollouts): row[:len(r.tokens) - r.prompt_length] = r.tokens[r.prompt_length:]
     tokens = torch.from_numpy(tokens)
     seeded, T = params.sampling == 'seeded', params.temperature
-    def visit(logits, rows, steps, stats):
+    plain  = T == 1 and params.top_p == 1 and not 0 < params.top_k < model.get_output_embeddings().weight.shape[0]   # then `prefill` knows all
+    def visit(logits, rows, steps):
         chosen, out = tokens.to(logits.device)[rows, steps], {}
         who = [keys[b] for b in rows.tolist()]
         if seeded: out['margin'] = margin(logits, chosen, who, steps.tolist(), T, params.top_k, params.top_p)
-        if T == 0: return out
-        if (mask := allowed(logits, T, params.top_k, params.top_p)) is None and T == 1:
-            return {**out, 'above': mass_before(logits, chosen, stats['logprobs']), 'chosen': stats['logprobs'], 'spread': stats['entropy']}
-        s = step_statistics(logits, chosen, T, mask)
+        if T == 0 or plain: return out
+        s = step_statistics(logits, chosen, T, allowed(logits, T, params.top_k, params.top_p))
         return {**out, 'above': s['above'], 'chosen': s['logp'], 'spread': s['entropy']}
-    out = prefill(model, [r.tokens for r in rollouts], start, pad_to=max(start) + params.max_new_tokens, visit=visit)
+    out = prefill(model, [r.tokens for r in rollouts], start, pad_to=max(start) + params.max_new_tokens, visit=visit, above=plain)
+    if plain: out.extra |= {'chosen': out.logprobs, 'spread': out.entropy}
     cut = lambda x: [row[:n] for row, n in zip(x.float().cpu().numpy(), out.lengths)] if x is not None else []
     more = [cut(out.extra.get(k)) for k in ('margin', 'above', 'chosen', 'spread')]
     return Evidence(out.hidden, out.lengths, cut(out.logprobs), *more)

@@ -44,7 +44,7 @@ def test_a_validator_recomputes_every_token_from_one_prefill(attention, dtype):
     model, how = llama(attention=attention, dtype=dtype), dict(temperature=.8, top_k=50, top_p=.95)
     prompts, keys = prompts_of(24), keys_of(24)
     done = TransformersEngine(model).generate(prompts, keys, 16, eos_id=2, **how)
-    def visit(logits, rows, steps, stats):
+    def visit(logits, rows, steps):
         tokens = torch.tensor([done[r][s] for r, s in zip(rows.tolist(), steps.tolist())])
         return {'margin': margin(logits, tokens, [keys[r] for r in rows.tolist()], steps, **how)}
     out = prefill(model, [p+c for p, c in zip(prompts, done)], [len(p) for p in prompts], visit=visit)

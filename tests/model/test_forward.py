@@ -68,7 +68,7 @@ def test_what_comes_back_can_enter_a_gradient():
 def test_the_visitor_sees_each_position_once():
     model, rows = genesis()[0], examples(np.random.default_rng(0), 5)
     places = []
-    def visit(logits, r, s, stats):
+    def visit(logits, r, s):
         places.extend(zip(r.tolist(), s.tolist()))
         return {'top': logits.argmax(-1)}
     out = prefill(model, rows, [7, 8, 13, 14, 9], chunk=4, visit=visit)
