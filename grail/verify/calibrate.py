@@ -95,10 +95,10 @@ def measure(
     return Sample([n for e in own for n in e.lengths], [x for e in own for x in e.logprobs], drift)
 
 # %% ../../nbs/verify/23_calibrate.ipynb #2b3372d5
-def round_digit(x:float, up:bool=True)->float:
-    "`x` rounded up (or down) to one significant digit"
+def round_digit(x:float, up:bool=True, digits:int=1)->float:
+    "`x` rounded up (or down) to some significant digits"
     if x <= 0: return 0.0
-    e = math.floor(math.log10(x) + 1e-9)
+    e = math.floor(math.log10(x) + 1e-9) - digits + 1
     m = x/10**e
     return float(f'{(math.ceil(m - 1e-9) if up else math.floor(m + 1e-9))}e{e}')
 
@@ -113,8 +113,9 @@ def fit_sampling(drifts:list, params:ProtocolParams, safety:float)->dict:
     margins = [np.asarray(m, np.float64) for _, _, m in drifts]
     if sum(map(len, margins)) == 0: return {}                                # sampling is free: nothing to fit
     gaps = [m[(m > 0) & np.isfinite(m)] for m in margins]
-    mean = max([max(g.mean(), g.max()/max(1, math.log(len(g)))) for g in gaps if len(g)], default=0)
-    s    = max(1e-3, round_digit(safety*mean))
+    most = np.concatenate(gaps)
+    mean = max(*(g.mean() for g in gaps if len(g)), most.max()/max(1, math.log(len(most)))) if len(most) else 0
+    s    = round_digit(max(1e-3, safety*mean), digits=2)
     rate = max((m > s/10).mean() for m in margins)                           # smaller ones do not matter
     return dict(sampling_margin=s, sampling_misses=min(1., round_digit(1.5*rate)))
 
@@ -147,11 +148,12 @@ def calibrate(
     misses:int=0,            # challenged positions of a rollout whose log-prob may be beyond it all the same
     soft_rate:float=.01,     # honest rollouts that the distribution check may refuse
     fpr:float=1e-6,          # false positives a token of the EOS floor, with free sampling
+    sampling_safety:float=None, # the same for what tokens lose against the dice, whose limit has its own false-positive rate; None: `safety`
 )->ProtocolParams:
     "`params` with the thresholds that honest rollouts need"
     drifts = [s.drift[w] for s in samples for w in s.drift if readings is None or w in readings]
     params = replace(params, **fit_lengths(samples, params))
-    return replace(params, **fit_logprob(drifts, params, safety, misses), **fit_sampling(drifts, params, safety),
+    return replace(params, **fit_logprob(drifts, params, safety, misses), **fit_sampling(drifts, params, safety if sampling_safety is None else sampling_safety),
                    **fit_distribution(samples, params, soft_rate), **fit_eos(params, fpr))
 
 # %% ../../nbs/verify/23_calibrate.ipynb #a50ca544
