@@ -5,7 +5,9 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
+import socket
 import sqlite3
 import struct
 import subprocess
@@ -19,7 +21,7 @@ import pytest
 
 from grail.core.window import Window
 from grail.monitor.metrics import read_metrics
-from grail.roles.localnet import Localnet, LocalnetSettings, row_text
+from grail.roles.localnet import Localnet, LocalnetSettings, free_port, row_text
 from grail.roles.simulate import lock
 
 pytest.importorskip('moto', reason='the extra localnet is not installed')
@@ -185,6 +187,33 @@ def test_clocks_that_are_ten_seconds_wrong_hurt_only_their_owner_and_no_name(tmp
         assert_nothing_is_damaged(net)
         assert any(r['miners'] == 3 and r['complete'] for r in net.story())          # also the miners with wrong clocks get there
         assert all(r['agree'] is not False for r in net.story())
+        for name, sign in (('miner-0', '+'), ('miner-1', '-')):                      # and each says so
+            assert re.search(rf'this clock is \{sign}(9|10|11)\.\d s off the store', (net.out/f'{name}.log').read_text()), name
+        assert 'off the store' not in (net.out/'miner-2.log').read_text()
+
+
+@pytest.mark.slow
+def test_a_wandb_that_refuses_or_hangs_makes_nobody_slower(tmp_path):
+    "Three miners side by side, so that they meet the same machine: one without W&B, one whose W&B refuses, one whose W&B never answers"
+    pytest.importorskip('wandb', reason='the extra wandb is not installed')
+    with socket.create_server(('127.0.0.1', 0)) as silent:
+        refusing = f'http://127.0.0.1:{free_port()}'
+        away  = lambda url: dict(GRAIL_WANDB='online', WANDB_MODE='online', WANDB_BASE_URL=url, WANDB_API_KEY='0'*40)
+        hangs = away(f'http://127.0.0.1:{silent.getsockname()[1]}')
+        extra = {'miner-1': away(refusing), 'miner-2': hangs, 'trainer': hangs, 'validator-0': away(refusing)}
+        with Localnet(LocalnetSettings(extra=extra), tmp_path/'net') as net:
+            assert until(net, complete(5), 400), '\n'.join(map(row_text, net.story()))
+            assert_nothing_is_damaged(net)
+    assert max(net.stopping.values()) < 10
+    assert 'W&B is off' in (net.out/'miner-1.log').read_text()
+    rates = {m: np.array([l['mining/rollouts_per_second'] for l in read_metrics(net.out/m/'metrics.jsonl')
+                          if l.get('mining/uploaded_rollouts') == 384][1:]) for m in ('miner-0', 'miner-1', 'miner-2')}
+    n = min(map(len, rates.values()))
+    for m in ('miner-1', 'miner-2'):
+        log_ratio = np.log(rates['miner-0'][:n]/rates[m][:n])
+        slower, error = np.expm1(np.median(log_ratio)), log_ratio.std(ddof=1)/np.sqrt(n)
+        print(f'{m}: {100*slower:+.1f} % slower than without W&B, standard error {100*error:.1f} %, {n} windows')
+        assert slower < .03 + 2*error, m
 
 
 @pytest.fixture
