@@ -46,10 +46,11 @@ def run_program(
 )->int:
     "Run one role until it is told to stop"
     from grail.monitor.exposed import log_to
-    from grail.roles.programs import PROGRAMS
+    from grail.roles.programs import PROGRAMS, follow_trainer
     try:
         s = node_settings(config=config, **flags)
         log_to(level=s.log_level, as_json=s.log_json, secrets=s.secrets(), role=PROGRAMS[command].role, name=s.name)
+        if command == 'train' and int(os.environ.get('RANK', 0)): os._exit(follow_trainer(s))
         program = PROGRAMS[command](s)
     except GrailError as e:
         err.print('error: ' + str(e), markup=False, highlight=False, soft_wrap=True)

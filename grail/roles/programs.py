@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['UNREADABLE', 'BLOCK', 'SLICE', 'PROGRAMS', 'MinerProgram', 'mining', 'ValidatorProgram', 'TrainerProgram',
-           'beginning', 'rules_of', 'sums']
+           'beginning', 'team_of', 'follow_trainer', 'rules_of', 'sums']
 
 # %% ../../nbs/roles/47_programs.ipynb #b5a8cae2
-import logging, shutil, threading, time
+import logging, os, shutil, signal, threading, time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from fastcore.basics import patch
 
 from ..core.basics import ConfigError, FormatError, NotFound, canonical_json, sha256
@@ -266,8 +267,9 @@ class TrainerProgram(Program):
     def __init__(self, s:NodeSettings):
         super().__init__(s)
         model, tokenizer, config = beginning(s)
+        self.team    = team_of(model, config)
         self.trainer = Trainer(self.keypair, self.network, model=model.to(s.device), tokenizer=tokenizer, params=rules_of(s),
-                               config=config, **self.node())
+                               config=config, learner=self.team, **self.node())
         if 'folder' in self.state: self.trainer.restore(self.folder/self.state['folder'])
         self.trainer.parent = self.state.get('parent', self.trainer.parent)
         self.held_out, self.results, self.measured = None, [], None
@@ -281,6 +283,28 @@ def beginning(s:NodeSettings)->tuple:
         return *starting_point(start), training(start)
     model, tokenizer = model_from_files({p.name: p.read_bytes() for p in Path(s.model).iterdir() if p.is_file()})
     return model, tokenizer, train_config(s.preset or 'qwen2.5-1.5b', seed=s.seed)
+
+def team_of(model, config):
+    "A `Team` if `torchrun` started several processes, else None"
+    if int(os.environ.get('WORLD_SIZE', 1)) < 2: return None
+    from grail.train.distributed import Team, join_processes
+    return Team(model, config, join_processes())
+
+def follow_trainer(s:NodeSettings)->int:
+    "What all processes but the first do under `torchrun`; the first decides when it ends"
+    for x in (signal.SIGTERM, signal.SIGINT): signal.signal(x, signal.SIG_IGN)
+    if s.threads: torch.set_num_threads(s.threads)
+    model, _, config = beginning(s)
+    team_of(model, config).follow()
+    return 0
+
+@patch
+def run(self:TrainerProgram)->int:
+    code = Program.run(self)
+    if self.team is not None:
+        self.team.stop()
+        time.sleep(.5)                                   # for the others to hear it
+    return code
 
 # %% ../../nbs/roles/47_programs.ipynb #cbf89eeb
 def rules_of(s:NodeSettings):

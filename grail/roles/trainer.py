@@ -49,11 +49,12 @@ class Trainer(Role):
         model=None, tokenizer=None,   # where to start
         params:ProtocolParams=None,   # the rules of the network
         config:TrainConfig=None,      # how to train
+        learner=None,                 # who trains `model`; None: a `Learner` with `config`
         **kwargs,                     # `models`, `timeline`, `name` of a `Role`
     ):
         super().__init__(keypair, network, **kwargs)
         self.model,self.tokenizer,self.params = model,tokenizer,params
-        self.learner  = Learner(model, config)
+        self.learner  = Learner(model, config) if learner is None else learner
         self.env      = make_env(params.env, tokenizer, network.data, params.max_prompt_tokens)
         self.parent,self.steps,self.calibration = '',0,None
         self.calibrated = None                 # the step at which the calibration was checked last
