@@ -196,3 +196,15 @@ def test_dead_links_and_missing_pages_are_found(tmp_path):
 @pytest.mark.slow
 def test_the_site_builds_without_a_fault(tmp_path):
     assert docs.build(tmp_path/'site') == []
+
+
+def test_every_number_of_the_rules_and_of_the_training_is_used():
+    "A setting that nothing reads promises what does not happen"
+    from dataclasses import fields
+    from grail.core.params import ProtocolParams
+    from grail.train.learner import TrainConfig
+    from grail.train.losses import LossConfig
+    code = {p: p.read_text() for p in (ROOT/'grail').rglob('*.py')}
+    read = lambda name: any(re.search(rf'\.{name}\b', text) for text in code.values())
+    assert [f'{c.__name__}.{f.name}' for c in (ProtocolParams, TrainConfig, LossConfig) for f in fields(c) if not read(f.name)] == []
+    assert not read('no_such_setting_of_ours')

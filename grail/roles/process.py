@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['log', 'OUTSIDE', 'GRACE', 'SKEW', 'PROFILE', 'Stopped', 'write_state', 'read_state', 'Worker', 'ahead', 'Checkpoints',
-           'Diary', 'Program', 'hold', 'memory']
+           'Diary', 'Program', 'hold', 'give_back', 'memory']
 
 # %% ../../nbs/roles/46_process.ipynb #3ed86355
-import fcntl, json, logging, os, queue, random, signal, sqlite3, threading, time
+import ctypes, fcntl, gc, json, logging, os, queue, random, signal, sqlite3, threading, time
 from collections import Counter, deque
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 from fastcore.basics import patch
 
 from ..core.basics import ConfigError, FormatError, GrailError, NotFound, canonical_json, parse_json
@@ -328,6 +329,13 @@ def tell(self:Program,
         for sink in self.sinks: sink.write(line)
     log.info('window %d: %s', window, text, extra=dict(window=int(window), values=values))
 
+def give_back():
+    "Return free memory to the system: allocators of C keep the pieces that large arrays of changing size leave"
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)       # of glibc
+    if trim is not None: trim(0)
+
 def memory()->float:
     "Resident memory of this process, in MB"
     try: pages = int(Path('/proc/self/statm').read_text().split()[1])
@@ -356,6 +364,7 @@ def loop(self:Program):
             self.pause(pause)
             continue
         self.done, self.failed, self.error, pause, self.beat = w, 0, '', .5, time.time()
+        give_back()
 
 # %% ../../nbs/roles/46_process.ipynb #7901236a
 @patch

@@ -10,6 +10,8 @@ from grail.core.basics import ConfigError
 from grail.core.params import ProtocolParams
 from grail.protocol.projection import calibrate_projection
 from grail.protocol.proof import ProofContext, ProofResult, proof_scheme
+from grail.protocol.randomness import sketch_coefficients
+from grail.protocol.sketch import sketch_distance
 
 AUDIT, DIGEST = b'a'*32, 'd'*64
 
@@ -68,6 +70,16 @@ def test_repeating_an_index_is_rejected(net):
     scheme, hidden, lengths, prompts, at, proofs = net
     repeated = scheme.commit(hidden, lengths, prompts, [at[0]]*5)
     assert passed(net, proofs=repeated) == [True] + [False]*4
+
+
+def test_the_verifier_picks_dimensions_and_coefficients_so_a_ground_sketch_is_rejected():
+    "One dimension repeated, under coefficients that were searched until their sum vanishes: near 0 whatever the model says"
+    h, lengths, prompts, at = states(5, 40, 64), [40]*5, [10]*5, [ProofContext(b'o'*32, 'miner', 3, i) for i in range(5)]
+    scheme, total = proof_scheme(ProtocolParams(proof='grail-v1')), lambda c: abs(int(sketch_coefficients(c.open, c.hotkey, c.group, c.index, 32).sum()))
+    ground = [next(x for s in range(20_000) if total(x := replace(c, open=s.to_bytes(32, 'big'))) <= 3) for c in at]
+    forged = scheme.commit(h[..., :1].expand_as(h), lengths, prompts, ground)
+    assert all((sketch_distance(p, np.zeros_like(p)) <= 50).all() for p in forged)       # by the miner's rules it would have worked
+    assert [r.passed for r in scheme.verify(h, lengths, prompts, at, forged, AUDIT, DIGEST)] == NONE
 
 
 def test_swapping_two_proofs_is_rejected(net):

@@ -278,3 +278,48 @@ def test_a_miner_that_starts_again_in_the_same_window_does_no_harm(tmp_path):
 def test_a_miner_waits_for_the_randomness_of_the_window(tmp_path):
     sim = begin(settings(windows=1, groups=1, miners='honest', eval_tasks=2, eval_samples=1, validators=1), tmp_path)
     assert sim.miners[0].run(FIRST) == 0                     # the clock still stands in the window before
+
+
+def test_a_trainer_learns_from_whole_groups_of_each_trusted_miner_and_from_nothing_false_late_or_unsigned(tmp_path):
+    "Trust alone is not enough: what a trusted miner sends is checked again, and equal group numbers of two miners do not mix"
+    sim = build(tmp_path)
+    names = ('one', 'two', 'false reward', 'false success', 'unsigned', 'short', 'late', 'stranger')
+    keys  = {n: keypair(0, f'learned from {n}') for n in names}
+    def put(n):
+        rollouts, how = honest(sim, keys[n], sim.target)
+        if n == 'false reward': rollouts = patched(rollouts[:1], reward=lambda r: 1 - r.reward) + rollouts[1:]
+        if n == 'false success': rollouts = patched(rollouts[:1], success=lambda r: not r.success) + rollouts[1:]
+        header, body = seal(rollouts[:-1] if n == 'short' else rollouts, **how)
+        if n == 'unsigned': header = sign_header(json.loads(header)['header'], keypair(0, 'somebody else'))
+        bucket = sim.network.bucket(keys[n].ss58_address)
+        bucket.put(submission_key(sim.target, keys[n].ss58_address, f'{sha256(body)}.parquet'), body)
+        bucket.put(submission_key(sim.target, keys[n].ss58_address), header)
+    for n in names:
+        sim.chain.register(keys[n])
+        sim.chain.commit(keys[n], keys[n].ss58_address)
+        if n != 'late': put(n)
+    sim.clock.advance_to(sim.chain.expected_time(sim.target.end) + 1)
+    put('late')
+    sim.at(sim.target + 1, 4)
+    trusted = [keys[n].ss58_address for n in names if n != 'stranger']
+    sim.chain.set_weights(sim.validators[0].keypair, {h: 1/len(trusted) for h in trusted})
+    assert sorted(sim.trainer.trust()) == sorted(trusted)    # the stake has put its trust in liars, too
+    groups, results, counts = sim.trainer.collect(sim.target)
+    good = [keys[n].ss58_address for n in ('one', 'two')]
+    assert sorted(g.key for g in groups) == sorted((h, g) for h in good for g in (0, 1))
+    assert all(len(g) == sim.params.rollouts_per_group for g in groups) and {h for h, _, _ in results} == set(good)
+    assert counts == dict(miners_trusted=7, miners_used=2, miners_refused=5)
+
+
+def test_a_validator_that_missed_a_window_audits_the_next_and_bans_nobody(tmp_path):
+    sim = begin(settings(windows=5, groups=1, miners='honest', eval_tasks=2, eval_samples=1, validators=2), tmp_path)
+    sim.step(FIRST)
+    sim.step(FIRST + 1)
+    both, v = sim.validators, sim.validators[1]
+    sim.validators = both[:1]                                # the second is away
+    sim.step(FIRST + 2)
+    sim.validators = both
+    assert sim.step(FIRST + 3)[0]['verdicts_agree']
+    seen = v.ledger.records(sim.miners[0].hotkey, int(FIRST + 2))
+    assert [(r.window, r.audited, r.passed) for r in seen] == [(int(FIRST), True, True), (int(FIRST + 2), True, True)]
+    assert not v.ledger.banned(sim.miners[0].hotkey, int(FIRST + 3)) and v.shares(FIRST + 2)[sim.miners[0].hotkey] > 0

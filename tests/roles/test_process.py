@@ -12,7 +12,7 @@ from grail.core.basics import ConfigError, NotFound
 from grail.core.window import Window
 from grail.monitor.metrics import read_metrics
 from grail.network.chain import ClockSkew, LocalChain, RateLimited, RealClock, Unavailable, VirtualClock
-from grail.roles.process import Diary, Program, Stopped, Worker, read_state, write_state
+from grail.roles.process import Diary, Program, Stopped, Worker, ahead, read_state, write_state
 from grail.roles.settings import env_example, load_key, node_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +122,15 @@ def test_a_worker_keeps_no_more_than_its_queue_holds(program):
     gate.set()
     t.join(10)
     assert len(made) == 10
+
+def test_one_submission_is_judged_while_the_next_is_received_in_their_order(program):
+    worker, began = Worker('example', program.stop, size=2), {i: threading.Event() for i in range(5)}
+    def receive(i): began[i].set(); return i*i
+    got = []
+    for i, x in ahead(worker, receive, range(5)):
+        if i < 4: assert began[i + 1].wait(10)               # before this one is judged the next is already on its way
+        got.append((i, x))
+    assert got == [(i, i*i) for i in range(5)]
 
 def test_a_full_disk_keeps_the_old_state_and_whole_lines(small_disk):
     write_state(small_disk/'state.json', dict(window=30))

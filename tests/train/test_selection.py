@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from grail.train.advantages import KINDS, group_advantages
-from grail.train.selection import clean, raw_variance, select, toy_group
+from grail.train.selection import clean, rank_groups, raw_variance, select, toy_group
 
 reward = st.sampled_from([0., 1., .5, np.nan])
 groups = st.lists(st.lists(reward, min_size=0, max_size=6), max_size=12).map(
@@ -44,3 +44,16 @@ def test_advantages_are_finite_add_up_to_zero_and_keep_the_order_of_rewards(rows
         known = ~np.isnan(x)
         order = np.argsort(x[known], kind='stable')
         assert (np.diff(y[known][order]) >= -1e-9).all()
+
+def test_of_groups_with_equal_reward_per_token_the_one_with_more_raw_variance_is_taken():
+    "After normalisation all variances are one: they must be taken before it"
+    some, half = toy_group(('m', 0), [1, 0, 0, 0, 0, 0, 0, 0], [2]*8), toy_group(('m', 1), [1, 1, 1, 1, 0, 0, 0, 0], [8]*8)
+    assert group_advantages(some.rewards, np.zeros(8, int)).abs().sum() > 0 and raw_variance(half) > raw_variance(some)
+    for arrived in ([some, half], [half, some]):
+        assert [g.key for g in rank_groups(arrived)] == [half.key, some.key]
+        assert [g.key for g in select(arrived, 1).groups] == [half.key]
+
+def test_a_group_that_is_solved_already_is_never_taken_however_short_it_is():
+    solved, hard = toy_group(('m', 0), [1]*8, [1]*8), toy_group(('m', 1), [1] + [0]*7, [1000]*8)
+    s = select([solved, hard], 2)
+    assert [g.key for g in s.groups] == [hard.key] and s.counts['groups_flat'] == 1

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grail.core.basics import FormatError
-from grail.core.params import GRAIL_V0, TINY
+from grail.core.params import GRAIL_V0, SMOLLM2, STANDARD, TINY
 from grail.protocol.randomness import as_part, prf
 from grail.verify.audit import (Ledger, audit_size, cheating_gain, detection, draw, group_count, groups_for, ledger_from_dict,
                                 ledger_to_dict, minimum_probability, select_groups, select_miners)
@@ -73,8 +73,10 @@ def test_with_as_many_groups_audited_as_the_exponent_no_dose_of_cheating_pays():
     assert all(cheating_gain(c/100, 400, rate, p) < 1 for c in range(1, 100) for rate in (.05, .25, 1))
 
 
-def test_the_tiny_profile_audits_as_many_groups_as_its_exponent():
-    assert all(group_count(g, TINY) >= min(g, TINY.weight_alpha) for g in range(1, 257))
+@pytest.mark.parametrize('p', [TINY, STANDARD, SMOLLM2], ids=lambda p: p.profile)
+def test_our_profiles_audit_as_many_groups_as_their_exponent_so_no_dose_of_cheating_pays(p):
+    assert all(group_count(g, p) >= min(g, p.weight_alpha) for g in range(1, p.max_groups + 1))
+    assert all(cheating_gain(c/100, 437, rate, p) < 1 for c in range(1, 100) for rate in (.05, .25, 1))
 
 
 def test_a_ban_lasts_two_hours_of_windows_and_a_second_failure_extends_it():

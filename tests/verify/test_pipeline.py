@@ -85,6 +85,14 @@ def test_honest_miners_do_not_fail_in_many_windows():
         v = ask(*seal(honest(open=open), ALICE, W, CHECK, TINY, open), open=open, audit=au)
         assert v.passed, v.reason
 
+def test_honest_groups_side_by_side_share_no_number_and_no_noise():
+    "All groups are audited: neighbours must not look like duplicates of each other"
+    rules = replace(TINY, audit_group_fraction=1.0, audit_groups_max=12)
+    many  = honest(groups=12, params=rules)
+    v     = audit(many, params=rules)
+    assert v.sampled_groups == tuple(range(12)) and v.passed, v.reason
+    assert len({(r.group, r.index) for r in many}) == len({noise_key(OPEN.value, ALICE.ss58_address, r.group, r.index) for r in many}) == 12*16
+
 def test_two_validators_reach_the_same_bytes_whatever_they_did_before(sealed):
     a = ask(*sealed)
     ask(*seal(honest(BOB, 1), BOB, W, CHECK, TINY, OPEN), key=BOB)
