@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 from learning import TINY, make_groups, small_model
-from grail.train.learner import Learner, make_rows
+from grail.train.learner import Learner, lr_at, make_rows
 from grail.train.losses import Totals
 from grail.train.scoring import micro_batch, plan
 
@@ -49,6 +49,24 @@ def test_the_order_of_arrival_does_not_matter():
     groups = make_groups()
     assert a.train_window(groups) == b.train_window(groups[::-1])
     for p, q in zip(a.model.parameters(), b.model.parameters()): assert torch.equal(p, q)
+
+def test_the_learning_rate_moves_with_every_optimizer_step():
+    "Not once a window: in the warm-up each of a window's steps has its own"
+    config, l, rates = replace(TINY, warmup_steps=6, total_steps=12), Learner(small_model(), TINY), []
+    l.config = config
+    for _ in range(2): l.train_window(make_groups(), after_update=lambda l: rates.append({g['lr'] for g in l.optimizer.param_groups}))
+    assert rates == [{lr_at(i, config)} for i in range(8)] and len({x for r in rates for x in r}) >= 7
+
+def test_entropy_needs_no_second_forward_pass():
+    "With an entropy term the model is called as often as without it"
+    def calls(coef):
+        config = replace(TINY, loss=replace(TINY.loss, entropy_coef=coef), updates_per_window=1, token_budget=1 << 20)
+        l, n = Learner(small_model(), config), []
+        l.model.model.register_forward_hook(lambda *a: n.append(1))
+        m = l.train_window(make_groups())
+        assert m['updates'] == 1 and m['entropy'] > 0
+        return len(n)
+    assert calls(.1) == calls(0.) > 0
 
 def test_bfloat16_computes_in_bf16_and_keeps_fp32_weights():
     l = Learner(small_model().bfloat16(), replace(TINY, dtype='bfloat16'))
