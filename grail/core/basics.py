@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['STRING', 'readable', 'GrailError', 'FormatError', 'LimitError', 'SignatureError', 'NotFound', 'ConfigError',
-           'canonical_json', 'parse_json', 'sha256', 'is_digest', 'check_name']
+           'canonical_json', 'parse_json', 'sha256', 'is_digest', 'check_name', 'compiled']
 
 # %% ../../nbs/core/00_basics.ipynb #8fa4b06b
 import hashlib, json, re
+from functools import lru_cache, wraps
 
 # %% ../../nbs/core/00_basics.ipynb #38bfa0f2
 def readable(
@@ -79,3 +80,18 @@ def check_name(
     "`name` itself if it is safe as one part of a key; raises `FormatError`"
     if isinstance(name, str) and re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]{0,127}', name) and '..' not in name: return name
     raise FormatError(f'{what} {str(name)[:80]!r} is not made of 1-128 letters, digits, ".", "_", "-"')
+
+# %% ../../nbs/core/00_basics.ipynb #9d93e50d
+def compiled(
+    f,   # function of arrays and numbers, in the part of Python that numba knows
+):       # the same as machine code, made at the first call; it lets other threads run meanwhile
+    "Decorator: `f` as machine code"
+    @lru_cache(1)
+    def made():
+        from numba import njit
+        try: return njit(nogil=True, cache=True)(f)
+        except RuntimeError: return njit(nogil=True)(f)    # no folder to keep it in
+    @wraps(f)
+    def call(*args): return made()(*args)
+    call.py_func = f
+    return call

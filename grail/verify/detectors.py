@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..core.window import BLOCK_TIME, WINDOW_LENGTH
+from ..model.forward import sum_before
 from ..protocol.randomness import as_part, prf
 
 # %% ../../nbs/verify/20_detectors.ipynb #32f9b1db
@@ -22,19 +23,17 @@ def _of_rows(
     temperature:float,
     allowed:torch.Tensor,   # [n, V] or None
 )->tuple:                   # as `step_statistics`
-    "A pass over the vocabulary for each number, and none for a table of bools, which are slow to add"
+    "A few passes over the vocabulary"
     z = z.float() if temperature == 1 else z.float()/temperature
     if allowed is not None: z = z.masked_fill(~allowed, -torch.inf)
-    dot, flag = torch.linalg.vecdot, lambda compare: compare(z, own, out=torch.empty_like(z))
     own, top  = z.gather(-1, tokens), z.amax(-1, keepdim=True)
     d   = z - top
     p   = d.exp()
-    sum, above, ties = p.sum(-1), dot(p, flag(torch.gt)), flag(torch.eq)
-    if (ties.sum(-1) > 1).any():                                       # equal ones stand in the order of their ids
-        above += ties.mul_(torch.arange(z.shape[-1], device=z.device) < tokens).sum(-1) * (own - top)[:, 0].exp()
+    sum, above = p.sum(-1), sum_before(z, p, tokens[:, 0])
     if allowed is not None: d.masked_fill_(~allowed, 0.)
-    mean = dot(p, d)/sum
-    return (own - top)[:, 0] - sum.log(), sum.log() - mean, (dot(p.mul_(d), d)/sum - mean**2).clamp_min(0), above/sum
+    mean = torch.linalg.vecdot(p, d)/sum
+    variance = torch.linalg.vecdot(p.mul_(d), d)/sum - mean**2
+    return (own - top)[:, 0] - sum.log(), sum.log() - mean, variance.clamp_min(0), above/sum
 
 # %% ../../nbs/verify/20_detectors.ipynb #be8e6881
 def step_statistics(

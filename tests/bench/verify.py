@@ -4,11 +4,10 @@
 
 The miner generates with seeded sampling, a batch at a time. The validator runs everything that needs the model on the same
 rollouts: prefill, proof, log-probs, sampling margins, distribution, places of the tokens. A third column is its prefill alone,
-log-probs and entropy included; what is missing to the second is the price of all statistics. Last the price of the noise in one
+log-probs and entropy included; what is missing to the second is the price of all statistics (median ratio of pairs of runs). Last the price of the noise in one
 decode step, and the same per audited window: how many of a window's tokens the blog's sampling makes a validator read."""
 import argparse
 import json
-import statistics
 import sys
 import time
 from dataclasses import replace
@@ -32,12 +31,15 @@ from grail.verify.pipeline import check_group, eos_ids
 OPEN, AUDIT, DIGEST = b'o'*32, b'a'*32, 'd'*64
 
 
-def seconds(f, repeat):
-    "Median of `repeat` runs"
-    out = []
-    for _ in range(repeat):
-        start = time.perf_counter(); f(); out.append(time.perf_counter()-start)
-    return statistics.median(out)
+def times(*jobs, repeat):
+    "Seconds [jobs, repeat], the jobs in turn, so that a slow minute of the machine slows all of them"
+    out = np.empty((len(jobs), repeat))
+    for r in range(repeat):
+        for i, f in enumerate(jobs):
+            start = time.perf_counter(); f(); out[i, r] = time.perf_counter()-start
+    return out
+
+def seconds(f, repeat): return float(np.median(times(f, repeat=repeat)))
 
 
 def rollouts_of(model, scheme, prompt, completions):
@@ -86,13 +88,15 @@ def main():
         check = lambda: check_group(model, rows, 'miner', OPEN, AUDIT, DIGEST, params, eos_ids(model), scheme)
         assert not any(c.reason for c in check()[0] if c.name in ('proof', 'logprob', 'sampling'))
         bare = lambda: prefill(model, seqs, [args.prompt]*b, pad_to=width)
-        made, checked, read = seconds(make, args.repeat), seconds(check, args.repeat), seconds(bare, args.repeat)
+        made = seconds(make, args.repeat)
+        both = times(check, bare, repeat=4*args.repeat)
+        (checked, read), extra = np.median(both, 1).tolist(), float(np.median(both[0]/both[1]) - 1)
         logits = torch.randn(b, vocab)
-        noise = seconds(lambda: pick(logits, keys, 0), 30) - seconds(lambda: logits.argmax(-1), 30)
+        noise = max(0., float(np.median(np.subtract(*times(lambda: pick(logits, keys, 0), lambda: logits.argmax(-1), repeat=30)))))
         n, step = b*args.new, made/args.new
-        print(f'{b:5} {n/made:9.1f} {n/checked:9.1f} {made/checked:6.1f} {n/read:9.1f} {checked/read-1:11.1%} {step*1e3:9.1f} ms {noise/step:7.1%}')
+        print(f'{b:5} {n/made:9.1f} {n/checked:9.1f} {made/checked:6.1f} {n/read:9.1f} {extra:11.1%} {step*1e3:9.1f} ms {noise/step:7.1%}')
         out += [dict(what=f'verify a token against generating it, batch {b}', ours=n/checked, other=n/made, ratio=made/checked, unit='tokens/s', n=n),
-                dict(what=f'all statistics against the prefill, batch {b}', ours=checked-read, other=read, ratio=checked/read-1, unit='s', n=n),
+                dict(what=f'all statistics against the prefill, batch {b}', ours=checked-read, other=read, ratio=extra, unit='s', n=n),
                 dict(what=f'noise of {vocab} tokens against a decode step, batch {b}', ours=noise, other=step, ratio=noise/step, unit='s', n=b)]
     ratio = next(r['ratio'] for r in reversed(out) if r['what'].startswith('verify'))
     for name, p in (('grail_v0', GRAIL_V0), ('smollm2', SMOLLM2)):

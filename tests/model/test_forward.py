@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from grail.core.basics import ConfigError, FormatError
+from grail.model import forward as fw
 from grail.model.forward import canonical_prefill, join, prefill
 from grail.model.tiny import examples, genesis
 from model.model_zoo import llama
@@ -105,3 +106,14 @@ def test_peak_memory_does_not_hold_the_table_of_logits():
     done = subprocess.run([sys.executable, '-c', MEMORY], capture_output=True, text=True, cwd=Path(__file__).parents[2], env={**os.environ, 'PYTHONPATH': 'tests:.'}, timeout=120)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 160
+
+
+@settings(deadline=None)       # machine code is made in the first call
+@given(st.integers(1, 6), st.sampled_from([1, 2, 40, 127, 128, 129, 300]), st.integers(0, 2**32-1))
+def test_what_comes_before_a_token_is_the_same_as_one_loop_and_as_tensor_operations(n, vocab, seed):
+    rng = np.random.default_rng(seed)
+    logits, tokens = torch.from_numpy(rng.integers(-3, 4, (n, vocab)).astype(np.float32)), torch.from_numpy(rng.integers(0, vocab, n))
+    p = logits.softmax(-1)
+    plain = [sum(float(p[b, v]) for v in range(vocab) if (-float(logits[b, v]), v) < (-float(logits[b, t]), t)) for b, t in enumerate(tokens.tolist())]
+    for way in (fw.sum_before, fw._passes, lambda *a: torch.from_numpy(fw._sum_before.py_func(*(x.numpy() for x in a)))):
+        assert torch.allclose(way(logits, p, tokens), torch.tensor(plain, dtype=torch.float32), atol=1e-5)
