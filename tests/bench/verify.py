@@ -39,8 +39,6 @@ def times(*jobs, repeat):
             start = time.perf_counter(); f(); out[i, r] = time.perf_counter()-start
     return out
 
-def seconds(f, repeat): return float(np.median(times(f, repeat=repeat)))
-
 
 def rollouts_of(model, scheme, prompt, completions):
     "What an honest miner would hand in"
@@ -88,9 +86,9 @@ def main():
         check = lambda: check_group(model, rows, 'miner', OPEN, AUDIT, DIGEST, params, eos_ids(model), scheme)
         assert not any(c.reason for c in check()[0] if c.name in ('proof', 'logprob', 'sampling'))
         bare = lambda: prefill(model, seqs, [args.prompt]*b, pad_to=width)
-        made = seconds(make, args.repeat)
-        both = times(check, bare, repeat=4*args.repeat)
-        (checked, read), extra = np.median(both, 1).tolist(), float(np.median(both[0]/both[1]) - 1)
+        made, checked, read = np.median(times(make, check, bare, repeat=args.repeat), 1).tolist()
+        both  = times(check, bare, repeat=4*args.repeat)
+        extra = float(np.median(both[0]/both[1]) - 1)
         logits = torch.randn(b, vocab)
         noise = max(0., float(np.median(np.subtract(*times(lambda: pick(logits, keys, 0), lambda: logits.argmax(-1), repeat=30)))))
         n, step = b*args.new, made/args.new
