@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['UNREAD', 'CHUNK_LOGITS', 'ROUND', 'body', 'head_logits', 'sum_before', 'token_stats', 'Prefill', 'pack', 'line',
-           'end_ids', 'read_line', 'blocks', 'prefill', 'canonical_prefill', 'join']
+           'end_ids', 'read_line', 'blocks', 'states', 'prefill', 'canonical_prefill', 'join']
 
 # %% ../../nbs/model/15_forward.ipynb #824f63ff
 from dataclasses import dataclass, field
@@ -156,6 +156,23 @@ def blocks(logits, first=0):
         at += len(z)
 
 # %% ../../nbs/model/15_forward.ipynb #0d83881b
+def states(
+    model,               # causal language model
+    table:torch.Tensor,  # [B, T] token ids
+    prompt_lengths,      # [B]
+)->torch.Tensor:         # [B, T, H]
+    "Hidden states after the last norm; a prompt that all rows begin with is read once"
+    run, (B, T), P = body(model), table.shape, int(prompt_lengths[0])
+    if B == 1 or P == T or any(int(n) != P for n in prompt_lengths) or (table[:, :P] != table[:1, :P]).any():
+        return run(input_ids=table, use_cache=False).last_hidden_state
+    prompt = run(input_ids=table[:1, :P], use_cache=True)
+    cache  = prompt.past_key_values
+    if not hasattr(cache, 'batch_repeat_interleave'): return run(input_ids=table, use_cache=False).last_hidden_state
+    cache.batch_repeat_interleave(B)
+    rest = run(input_ids=table[:, P:], past_key_values=cache, use_cache=True).last_hidden_state
+    return torch.cat([prompt.last_hidden_state.expand(B, -1, -1), rest], 1)
+
+# %% ../../nbs/model/15_forward.ipynb #af25870d
 @torch.no_grad()
 def prefill(
     model,              # causal language model of transformers, in evaluation mode
@@ -172,7 +189,7 @@ def prefill(
     lengths = [len(s) - int(p) for s, p in zip(sequences, prompt_lengths)]
     rows, steps = line(lengths, model.device)                                                                        # [n]
     at = torch.as_tensor(np.asarray(prompt_lengths, np.int64), device=model.device)[rows] + steps                    # [n]
-    last = body(model)(input_ids=table, use_cache=False).last_hidden_state                                           # [B, T, H]
+    last = states(model, table, prompt_lengths)                                                                      # [B, T, H]
     found = read_line(model, last[rows, at-1], table[rows, at], rows, steps, chunk, visit, above)
     def spread(values):                                                                                              # [n, ...] -> [B, C, ...]
         out = values.new_zeros(len(lengths), max(lengths), *values.shape[1:])

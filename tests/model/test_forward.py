@@ -117,3 +117,25 @@ def test_what_comes_before_a_token_is_the_same_as_one_loop_and_as_tensor_operati
     plain = [sum(float(p[b, v]) for v in range(vocab) if (-float(logits[b, v]), v) < (-float(logits[b, t]), t)) for b, t in enumerate(tokens.tolist())]
     for way in (fw.sum_before, fw._passes, lambda *a: torch.from_numpy(fw._sum_before.py_func(*(x.numpy() for x in a)))):
         assert torch.allclose(way(logits, p, tokens), torch.tensor(plain, dtype=torch.float32), atol=1e-5)
+
+
+@pytest.mark.parametrize('attention', ['sdpa', 'eager'])
+@pytest.mark.parametrize('lengths', [(5, 5, 5), (9, 0, 3), (0, 0)])
+def test_a_shared_prompt_is_read_once_and_nothing_changes(attention, lengths, monkeypatch):
+    model, rng = model_of(attention), np.random.default_rng(0)
+    seqs, read = [[7, 8, 9, 11] + rng.integers(0, 299, n).tolist() for n in lengths], []
+    decoder = model.get_decoder()
+    hook = decoder.register_forward_pre_hook(lambda m, a, kw: read.append(tuple(kw['input_ids'].shape)), with_kwargs=True)
+    try: out = prefill(model, seqs, [4]*len(seqs))
+    finally: hook.remove()
+    assert read == ([(1, 4), (len(seqs), max(lengths))] if max(lengths) else [(len(seqs), 4)])
+    for b, (s, n) in enumerate(zip(seqs, out.lengths)):
+        for ours, theirs in zip((out.hidden, out.logprobs, out.entropy, out.eos_logprob), naive(model, s, 4)):
+            assert torch.allclose(ours[b, :n], theirs, atol=2e-4, rtol=1e-4)
+
+
+def test_prompts_that_differ_in_one_token_are_all_read():
+    model, rng = model_of('sdpa'), np.random.default_rng(1)
+    seqs = [[7, 8, x] + rng.integers(0, 299, 6).tolist() for x in (9, 10)]
+    out = prefill(model, seqs, [3, 3])
+    for b, s in enumerate(seqs): assert torch.allclose(out.logprobs[b], naive(model, s, 3)[1], atol=2e-4)
