@@ -182,14 +182,29 @@ def _scores(logits, keys, steps, temperature, top_k, top_p):
     mask = allowed(logits, temperature, top_k, top_p)
     return scores if mask is None else scores.masked_fill_(~mask, -torch.inf)
 
-def _argmax(scores):
-    "[B] the first largest; numpy's is an order of magnitude faster on a CPU"
-    return torch.from_numpy(scores.detach().numpy().argmax(-1)) if scores.device.type == 'cpu' else scores.argmax(-1)
-
 def _chunks(n, vocab, device):
     "Slices of rows: few enough for the cache of a CPU, or for the memory of a GPU"
     size = max(1, (1 << 18 if device.type == 'cpu' else 1 << 26)//vocab)
     return [slice(i, i+size) for i in range(0, n, size)]
+
+# %% ../../nbs/protocol/05_sampling.ipynb #3690b690
+def _plain(logits, temperature, top_k, top_p):
+    return logits.device.type == 'cpu' and temperature > 0 and top_p >= 1 and not 0 < top_k < logits.shape[-1]
+
+def _score_rows(logits, keys, steps, temperature):
+    "The rows of `_scores` as arrays [V]; each is gone when the next one comes"
+    logits = logits.detach().float()
+    if temperature != 1: logits = logits/temperature
+    tokens, row = _vocabulary(logits.shape[-1], logits.device).numpy()[None].view(U), np.empty((1, logits.shape[-1]), np.float32)
+    for w, z in zip(step_words(keys, steps).view(U), logits.numpy()):
+        _fill(w[None], tokens, TABLE, row)
+        row += z
+        yield row[0]
+
+# %% ../../nbs/protocol/05_sampling.ipynb #74710638
+def _argmax(scores):
+    "[B] the first largest; numpy's is an order of magnitude faster on a CPU"
+    return torch.from_numpy(scores.detach().numpy().argmax(-1)) if scores.device.type == 'cpu' else scores.argmax(-1)
 
 def pick(
     logits:torch.Tensor,    # [B, V] of the step
@@ -201,6 +216,8 @@ def pick(
 )->torch.Tensor:            # [B] token ids
     "The token that the model and the key give"
     if isinstance(steps, int): steps = [steps]*len(logits)
+    if _plain(logits, temperature, top_k, top_p):
+        return torch.tensor([int(row.argmax()) for row in _score_rows(logits, keys, steps, temperature)], dtype=torch.long)
     return torch.cat([_argmax(_scores(logits[s], keys[s], steps[s], temperature, top_k, top_p))
                       for s in _chunks(*logits.shape, logits.device)] or [torch.empty(0, dtype=torch.long)])
 
@@ -217,10 +234,15 @@ def margin(
     "By how much the claimed token loses against the best one; `inf` if it was not allowed"
     if isinstance(steps, int): steps = [steps]*len(logits)
     tokens, V = tokens.to(logits.device, torch.long), logits.shape[-1]
-    out = []
-    for s in _chunks(*logits.shape, logits.device):
-        scores = _scores(logits[s], keys[s], steps[s], temperature, top_k, top_p)
-        claimed = scores.gather(1, tokens[s, None].clamp(0, V-1))[:, 0]
-        lost = scores.amax(-1) - claimed
-        out.append(torch.where((tokens[s] >= 0) & (tokens[s] < V) & (claimed > -torch.inf) & ~lost.isnan(), lost, torch.inf))
-    return torch.cat(out or [torch.empty(0)])
+    known = (tokens >= 0) & (tokens < V)
+    at, out = tokens.clamp(0, V-1), []
+    if _plain(logits, temperature, top_k, top_p):
+        rows = [(row.max(), row[t]) for row, t in zip(_score_rows(logits, keys, steps, temperature), at.tolist())]
+        out = [torch.from_numpy(np.array(rows, np.float32).reshape(-1, 2))]
+    else:
+        for s in _chunks(*logits.shape, logits.device):
+            scores = _scores(logits[s], keys[s], steps[s], temperature, top_k, top_p)
+            out.append(torch.cat([scores.amax(-1, keepdim=True), scores.gather(1, at[s, None])], 1))
+    best, claimed = torch.cat(out or [torch.empty(0, 2, device=logits.device)]).unbind(1)
+    lost = best - claimed
+    return torch.where(known & (claimed > -torch.inf) & ~lost.isnan(), lost, torch.inf)
