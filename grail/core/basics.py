@@ -83,14 +83,15 @@ def check_name(
 
 # %% ../../nbs/core/00_basics.ipynb #9d93e50d
 def compiled(
-    f,   # function of arrays and numbers, in the part of Python that numba knows
-):       # the same as machine code, made at the first call; it lets other threads run meanwhile
+    f,               # function of arrays and numbers, in the part of Python that numba knows
+    fastmath=False,  # numba's setting, for instance {'reassoc'}: sums of floats may be taken in another order, many at a time
+):                   # the same as machine code, made at the first call; it lets other threads run meanwhile
     "Decorator: `f` as machine code"
     @lru_cache(1)
     def made():
         from numba import njit
-        try: return njit(nogil=True, cache=True)(f)
-        except RuntimeError: return njit(nogil=True)(f)    # no folder to keep it in
+        try: return njit(nogil=True, cache=True, fastmath=fastmath)(f)
+        except RuntimeError: return njit(nogil=True, fastmath=fastmath)(f)    # no folder to keep it in
     @wraps(f)
     def call(*args): return made()(*args)
     call.py_func = f

@@ -8,6 +8,7 @@ __all__ = ['UNREAD', 'CHUNK_LOGITS', 'ROUND', 'body', 'head_logits', 'sum_before
 
 # %% ../../nbs/model/15_forward.ipynb #824f63ff
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -31,18 +32,18 @@ def head_logits(
     return model.get_output_embeddings()(states).float()
 
 # %% ../../nbs/model/15_forward.ipynb #f04e9cb1
-@compiled
+@partial(compiled, fastmath={'reassoc', 'nsz'})
 def _sum_before(logits, p, tokens):
     "[n] float32: sum of `p` over the tokens before the chosen one"
     out = np.empty(len(tokens), np.float32)
     for b in range(len(tokens)):
-        row, own, total = logits[b], logits[b, tokens[b]], 0.
-        for k in range(0, len(row), 128):            # most stretches hold nothing, which a processor sees 16 numbers at a time
-            part, some = row[k:k+128], np.int32(0)
-            for i in range(len(part)): some += np.int32(part[i] >= own)
-            if some == 0: continue
-            for v in range(k, k+len(part)):
-                if row[v] > own or (row[v] == own and v < tokens[b]): total += p[b, v]
+        row, weight, own, total, equal = logits[b], p[b], logits[b, tokens[b]], np.float32(0), np.int32(0)
+        for v in range(len(row)):
+            total += weight[v] if row[v] > own else np.float32(0)
+            equal += np.int32(row[v] == own)
+        if equal > 1:
+            for v in range(tokens[b]):
+                if row[v] == own: total += weight[v]
         out[b] = total
     return out
 
@@ -140,12 +141,12 @@ def read_line(model, states, tokens, rows, steps, chunk=None, visit=None, above=
     size, ends, out = chunk or max(1, CHUNK_LOGITS//model.get_output_embeddings().weight.shape[0]), end_ids(model), {}
     for i in range(0, max(len(rows), 1), size):
         logits = head_logits(model, states[i:i+size])                        # [chunk, V]
-        for at, z in blocks(logits, i):
-            found = token_stats(z, tokens[at], ends, above)
-            if visit: found |= visit(z, rows[at], steps[at])
-            if not out: out = {k: v.new_empty(len(rows)) for k, v in found.items()}
-            for k, v in found.items(): out[k][at] = v
-        del logits, z                                                        # before the next chunk takes its memory
+        here   = slice(i, i+len(logits))
+        parts  = [token_stats(z, tokens[at], ends, above) for at, z in blocks(logits, i)]
+        found  = {k: torch.cat([p[k] for p in parts]) for k in parts[0]} | (visit(logits, rows[here], steps[here]) if visit else {})
+        del logits                                                           # before the next chunk takes its memory
+        if not out: out = {k: v.new_empty(len(rows)) for k, v in found.items()}
+        for k, v in found.items(): out[k][here] = v
     return out
 
 def blocks(logits, first=0):
@@ -180,7 +181,7 @@ def prefill(
     prompt_lengths,     # B numbers of prompt tokens, at least 1 each
     pad_to:int=None,    # columns to fill up to; default: the longest sequence
     chunk:int=None,     # positions whose logits are alive at a time; default: `CHUNK_LOGITS` over the vocabulary
-    visit=None,         # function(logits [n, V] float32, rows [n], steps [n]) -> dict of [n] tensors, called for a few rows at a time
+    visit=None,         # function(logits [n, V] float32, rows [n], steps [n]) -> dict of [n] tensors, called for each chunk
     above:bool=False,   # see `token_stats`; it is put into `extra`
 )->Prefill:
     "Read finished rollouts with `model`; raises `FormatError` for malformed sequences"

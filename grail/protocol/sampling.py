@@ -7,6 +7,7 @@ __all__ = ['STEPS', 'GOLDEN', 'ROUNDS', 'MANTISSA', 'TABLE', 'U', 'step_words', 
            'margin']
 
 # %% ../../nbs/protocol/05_sampling.ipynb #11a094aa
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
@@ -191,15 +192,22 @@ def _chunks(n, vocab, device):
 def _plain(logits, temperature, top_k, top_p):
     return logits.device.type == 'cpu' and temperature > 0 and top_p >= 1 and not 0 < top_k < logits.shape[-1]
 
-def _score_rows(logits, keys, steps, temperature):
-    "The rows of `_scores` as arrays [V]; each is gone when the next one comes"
+def _of_scores(f, logits, keys, steps, temperature):
+    "`f(b, scores)` of each row b of `_scores`, [V]; of many rows, each thread takes a part"
     logits = logits.detach().float()
     if temperature != 1: logits = logits/temperature
-    tokens, row = _vocabulary(logits.shape[-1], logits.device).numpy()[None].view(U), np.empty((1, logits.shape[-1]), np.float32)
-    for w, z in zip(step_words(keys, steps).view(U), logits.numpy()):
-        _fill(w[None], tokens, TABLE, row)
-        row += z
-        yield row[0]
+    words, n, V = step_words(keys, steps).view(U), *logits.shape
+    tokens, z = _vocabulary(V, logits.device).numpy()[None].view(U), logits.numpy()
+    def part(rows):
+        row, out = np.empty((1, V), np.float32), []
+        for b in rows:
+            _fill(words[b:b+1], tokens, TABLE, row)
+            row += z[b]
+            out.append(f(b, row[0]))
+        return out
+    threads = torch.get_num_threads() if n*V > 2**21 else 1
+    if threads == 1: return part(range(n))
+    with ThreadPoolExecutor(threads) as pool: return sum(pool.map(part, np.array_split(range(n), threads)), [])
 
 # %% ../../nbs/protocol/05_sampling.ipynb #74710638
 def _argmax(scores):
@@ -217,7 +225,7 @@ def pick(
     "The token that the model and the key give"
     if isinstance(steps, int): steps = [steps]*len(logits)
     if _plain(logits, temperature, top_k, top_p):
-        return torch.tensor([int(row.argmax()) for row in _score_rows(logits, keys, steps, temperature)], dtype=torch.long)
+        return torch.tensor(_of_scores(lambda b, row: int(row.argmax()), logits, keys, steps, temperature), dtype=torch.long)
     return torch.cat([_argmax(_scores(logits[s], keys[s], steps[s], temperature, top_k, top_p))
                       for s in _chunks(*logits.shape, logits.device)] or [torch.empty(0, dtype=torch.long)])
 
@@ -237,8 +245,9 @@ def margin(
     known = (tokens >= 0) & (tokens < V)
     at, out = tokens.clamp(0, V-1), []
     if _plain(logits, temperature, top_k, top_p):
-        rows = [(row.max(), row[t]) for row, t in zip(_score_rows(logits, keys, steps, temperature), at.tolist())]
-        out = [torch.from_numpy(np.array(rows, np.float32).reshape(-1, 2))]
+        at   = at.tolist()
+        rows = _of_scores(lambda b, row: (row.max(), row[at[b]]), logits, keys, steps, temperature)
+        out  = [torch.from_numpy(np.array(rows, np.float32).reshape(-1, 2))]
     else:
         for s in _chunks(*logits.shape, logits.device):
             scores = _scores(logits[s], keys[s], steps[s], temperature, top_k, top_p)

@@ -17,7 +17,7 @@ from fastcore.basics import patch
 
 from ..core.basics import FormatError, SignatureError, canonical_json, parse_json, readable
 from ..core.params import ProtocolParams, params_digest
-from ..model.forward import prefill
+from ..model.forward import blocks, prefill
 from ..protocol.proof import ProofContext, proof_scheme
 from ..protocol.randomness import Randomness, noise_key, task_seed
 from ..protocol.rollout import read_submission
@@ -127,8 +127,8 @@ def read_group(
         who = [keys[b] for b in rows.tolist()]
         if seeded: out['margin'] = margin(logits, chosen, who, steps.tolist(), T, params.top_k, params.top_p)
         if T == 0 or plain: return out
-        s = step_statistics(logits, chosen, T, allowed(logits, T, params.top_k, params.top_p))
-        return {**out, 'above': s['above'], 'chosen': s['logp'], 'spread': s['entropy']}
+        parts = [step_statistics(z, chosen[at], T, allowed(z, T, params.top_k, params.top_p)) for at, z in blocks(logits)]
+        return out | {name: torch.cat([s[k] for s in parts]) for name, k in (('above', 'above'), ('chosen', 'logp'), ('spread', 'entropy'))}
     out = prefill(model, [r.tokens for r in rollouts], start, pad_to=max(start) + params.max_new_tokens, visit=visit, above=plain)
     if plain: out.extra |= {'chosen': out.logprobs, 'spread': out.entropy}
     cut = lambda x: [row[:n] for row, n in zip(x.float().cpu().numpy(), out.lengths)] if x is not None else []
