@@ -10,10 +10,11 @@ __all__ = ['DEADLINE', 'POOLED', 'COLUMNS', 'label', 'lower95', 'line', 'cells',
 import json, math
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #a4413b0e
-from .gallery import ATTACKS, BELOW, HONEST, Attack, Sent, Variant, honest_work
+from .gallery import ATTACKS, HONEST, NEAR, Attack, Sent, Variant, honest_work
 from .lab import CHECKPOINT, MALLORY, OPEN, WINDOW, Found, Lab
 from ..protocol.rollout import seal
 from ..verify.calibrate import bound95
@@ -94,7 +95,7 @@ def matrix(
 )->dict:
     "Measure everything: `rules`, `attacks`, `honest`, `verdicts`"
     audit = lab.params.audit_groups_max*lab.size
-    out   = dict(model=lab.name, tokens=lab.params.max_new_tokens, audited_rollouts=audit, below=list(BELOW[lab.name]), attacks=[], honest=[],
+    out   = dict(model=lab.name, tokens=lab.params.max_new_tokens, audited_rollouts=audit, near=list(NEAR[lab.name]), attacks=[], honest=[],
                  verdicts=[])
     def add(kind, who, made, key):
         found = audits(lab, made, key)
@@ -118,9 +119,11 @@ def faults(
     for v in m['verdicts']:
         if v['float32'] != v['bfloat16']: out.append(f'{v["who"]}: the validators disagree')
         passed = v['float32'] and v['bfloat16'] if v['honest'] else v['float32'] or v['bfloat16']
-        if v['honest'] != passed and v['who'] not in m['below']: out.append(f'{v["who"]}: {"refused: " + v["reason"] if v["honest"] else "passed"}')
-    honest = max((v['distance'] for v in m['verdicts'] if v['honest'] and v['distance'] is not None), default=0)
-    out += [f'{v["who"]}: it is not below honest noise' for v in m['verdicts'] if v['who'] in m['below'] and v['float32'] and v['distance'] > honest]
+        if v['honest'] != passed and v['who'] not in m['near']: out.append(f'{v["who"]}: {"refused: " + v["reason"] if v["honest"] else "passed"}')
+    for what, size, times in (('states', lambda v: v['distance'] or 0., 1), ('tokens', lambda v: float(np.mean(v['lost'] or 0.)), 3)):
+        limit = times*max((size(v) for v in m['verdicts'] if v['honest']), default=0)
+        out += [f'{v["who"]}: its {what} are not near honest noise' for v in m['verdicts']
+                if v['who'] in m['near'] and v['float32'] and size(v) > limit]
     out += [f'{l["attack"]}: {l["detected"]} honest rollouts fail a hard check' for l in m['honest'] if l['check'] == 'any' and l['detected']]
     return out
 
@@ -162,7 +165,7 @@ def table(m:dict)->str:
     show = lambda x: '' if x is None else x
     out  = ['| attack | caught by | refused | rate, lower 95 % bound | rollouts to 99.9 % | one audit |', '|---|---|---|---|---|---|']
     for l in (l for l in m['attacks'] + m['honest'] if l['check'] == 'any'):
-        by = 'nothing: below honest noise' if l['attack'] in m['below'] and not l['detected'] else ', '.join(x['check'] for x in m['attacks'] + m['honest'] if x['attack'] == l['attack'] and x['check'] != 'any')
+        by = 'nothing in one audit: near honest noise' if l['attack'] in m['near'] and not l['detected'] else ', '.join(x['check'] for x in m['attacks'] + m['honest'] if x['attack'] == l['attack'] and x['check'] != 'any')
         how = f'{l["detected"]} of {l["rollouts"]}' if l['unit'] == 'rollout' else 'submission'
         low = f'{l["rate"]:.3g}, {l["rate_low95"]:.3g}' if l['unit'] == 'rollout' else ''
         out.append(f'| {l["attack"]} | {by} | {how} | {low} | {show(l["rollouts_to_999"])} | {l["per_audit"]:.4g} |')

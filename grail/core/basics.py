@@ -87,12 +87,16 @@ def compiled(
     fastmath=False,  # numba's setting, for instance {'reassoc'}: sums of floats may be taken in another order, many at a time
 ):                   # the same as machine code, made at the first call; it lets other threads run meanwhile
     "Decorator: `f` as machine code"
-    @lru_cache(1)
-    def made():
+    @lru_cache(2)
+    def made(kept):
         from numba import njit
-        try: return njit(nogil=True, cache=True, fastmath=fastmath)(f)
-        except RuntimeError: return njit(nogil=True, fastmath=fastmath)(f)    # no folder to keep it in
+        return njit(nogil=True, cache=kept, fastmath=fastmath)(f)
+    broken = []
     @wraps(f)
-    def call(*args): return made()(*args)
+    def call(*args):
+        if not broken:
+            try: return made(True)(*args)
+            except Exception as e: broken.append(e)    # no folder, a full disk, a damaged file: without the disk then
+        return made(False)(*args)                      # whatever is wrong with the arguments is raised here
     call.py_func = f
     return call

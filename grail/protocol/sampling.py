@@ -29,7 +29,8 @@ def step_words(
     steps,           # step of each row [B], or one for all; the first completion token is step 0
 )->np.ndarray:       # [B, 3] int32
     "The words that fix a step's noise"
-    steps = [steps]*len(keys) if isinstance(steps, int) else steps.tolist() if hasattr(steps, 'tolist') else steps
+    steps = steps.tolist() if hasattr(steps, 'tolist') else steps
+    if isinstance(steps, int): steps = [steps]*len(keys)
     if len(steps) != len(keys): raise ConfigError(f'{len(keys)} keys but {len(steps)} steps')
     return np.array([_block(k, t//STEPS)[t%STEPS] for k,t in zip(keys, steps)], np.int32).reshape(-1, 3)
 
@@ -120,8 +121,11 @@ def _fill(words, tokens, table, out):
 def _cpu_noise(words, tokens):
     "[B, n] float32 from words [B, 3] and tokens [n] or [B, n], int32 arrays"
     tokens = np.ascontiguousarray(np.atleast_2d(tokens)).view(U)
+    if tokens.ndim != 2 or len(tokens) != len(words) and 1 not in (len(tokens), len(words)):
+        raise ConfigError(f'{len(words)} keys but token ids of shape {list(tokens.shape)}')
+    words = np.broadcast_to(words.view(U), (max(len(words), len(tokens))*bool(len(words)*len(tokens)), 3))
     out = np.empty((len(words), tokens.shape[1]), np.float32)
-    _fill(words.view(U), tokens, TABLE, out)
+    _fill(words, tokens, TABLE, out)
     return out
 
 # %% ../../nbs/protocol/05_sampling.ipynb #138b4052
@@ -197,6 +201,7 @@ def _of_scores(f, logits, keys, steps, temperature):
     logits = logits.detach().float()
     if temperature != 1: logits = logits/temperature
     words, n, V = step_words(keys, steps).view(U), *logits.shape
+    if len(words) != n: raise ConfigError(f'{n} rows of logits but {len(words)} keys')
     tokens, z = _vocabulary(V, logits.device).numpy()[None].view(U), logits.numpy()
     def part(rows):
         row, out = np.empty((1, V), np.float32), []
@@ -223,6 +228,7 @@ def pick(
     top_p:float=1.0,        # 1 is all
 )->torch.Tensor:            # [B] token ids
     "The token that the model and the key give"
+    steps = steps.tolist() if hasattr(steps, 'tolist') else steps
     if isinstance(steps, int): steps = [steps]*len(logits)
     if _plain(logits, temperature, top_k, top_p):
         return torch.tensor(_of_scores(lambda b, row: int(row.argmax()), logits, keys, steps, temperature), dtype=torch.long)
@@ -240,6 +246,7 @@ def margin(
     top_p:float=1.0,        # 1 is all
 )->torch.Tensor:            # [n] float32
     "By how much the claimed token loses against the best one; `inf` if it was not allowed"
+    steps = steps.tolist() if hasattr(steps, 'tolist') else steps
     if isinstance(steps, int): steps = [steps]*len(logits)
     tokens, V = tokens.to(logits.device, torch.long), logits.shape[-1]
     known = (tokens >= 0) & (tokens < V)

@@ -1,10 +1,11 @@
 "The gallery on the tiny model: every attack is caught by at least one check, no honest miner fails, both validators agree"
 import json
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from grail.attacks.gallery import ATTACKS, BELOW, HONEST
+from grail.attacks.gallery import ATTACKS, HONEST, NEAR
 from grail.attacks.lab import load_lab
 from grail.attacks.matrix import audits, faults, honest_bound, matrix, write
 
@@ -17,17 +18,24 @@ def verdicts(m, honest): return [v for v in m['verdicts'] if v['honest'] is hone
 
 def test_nothing_is_wrong(m): assert faults(m) == []
 
-@pytest.mark.parametrize('name', [a for a in ATTACKS if a not in BELOW['tiny']])
+@pytest.mark.parametrize('name', [a for a in ATTACKS if a not in NEAR['tiny']])
 def test_the_attack_is_caught_by_a_check(m, name):
     any_, = (l for l in m['attacks'] if l['attack'] == name and l['check'] == 'any')
     assert any_['detected'] > 0 or any_['unit'] == 'submission', any_
     checks = [l for l in m['attacks'] if l['attack'] == name and l['check'] != 'any']
     assert checks and all(0 < l['detected'] <= l['rollouts'] and l['rollouts_to_999'] >= 1 for l in checks)
 
-@pytest.mark.parametrize('name', BELOW['tiny'])
-def test_what_is_not_caught_is_smaller_than_the_difference_of_honest_nodes(m, name):
-    honest = max(v['distance'] for v in verdicts(m, True))
-    assert next(v['distance'] for v in verdicts(m, False) if v['who'] == name) <= honest
+@pytest.mark.parametrize('name', NEAR['tiny'])
+def test_what_is_not_caught_is_near_the_difference_of_honest_nodes(m, name):
+    mine, = (v for v in verdicts(m, False) if v['who'] == name)
+    assert mine['distance'] <= max(v['distance'] for v in verdicts(m, True))
+    assert np.mean(mine['lost']) <= 3*max(np.mean(v['lost']) for v in verdicts(m, True))
+
+def test_an_attack_that_loses_more_than_honest_nodes_is_never_excused(m):
+    lost = {v['who']: np.mean(v['lost'] or 0) for v in m['verdicts']}
+    assert 'truncated, split' in lost
+    excused = {**m, 'near': [*m['near'], 'truncated, split'], 'verdicts': [{**v, 'float32': True, 'bfloat16': True} if v['who'] == 'truncated, split' else v for v in m['verdicts']]}
+    assert faults(excused) == ['truncated, split: its tokens are not near honest noise']
 
 def test_no_honest_rollout_fails_a_hard_check(m):
     failures, rollouts, bound = honest_bound(m)

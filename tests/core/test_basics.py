@@ -1,6 +1,9 @@
 """What strangers can do to a reader of JSON and to the texts of errors."""
 import json
+import os
 import random
+import subprocess
+import sys
 import time
 
 import pytest
@@ -84,3 +87,21 @@ def test_any_bytes_are_json_or_a_format_error():
         data = bytes(rng.choice(b'"\\[]{}:,1 \nu\xff') for _ in range(rng.randrange(30)))
         try: parse_json(data, depth=4)
         except FormatError as e: assert canonical_json(str(e))
+
+
+DAMAGED = '''
+import torch
+from grail.protocol.sampling import pick
+print(pick(torch.zeros(1, 50), [bytes(16)], 0).tolist())
+'''
+
+def test_machine_code_that_was_damaged_on_the_disk_is_made_anew(tmp_path):
+    "As a power cut leaves it: files of no bytes, and of half their bytes"
+    env = {**os.environ, 'NUMBA_CACHE_DIR': str(tmp_path), 'OMP_NUM_THREADS': '1'}
+    run = lambda: subprocess.run([sys.executable, '-c', DAMAGED], env=env, capture_output=True, text=True, check=True).stdout
+    first = run()
+    for kind in ('*.nbi', '*.nbc'):
+        files = list(tmp_path.rglob(kind))
+        assert files
+        for f in files: f.write_bytes(f.read_bytes()[:len(f.read_bytes())//2 if kind == '*.nbc' else 0])
+        assert run() == first

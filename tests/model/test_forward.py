@@ -139,3 +139,40 @@ def test_prompts_that_differ_in_one_token_are_all_read():
     seqs = [[7, 8, x] + rng.integers(0, 299, 6).tolist() for x in (9, 10)]
     out = prefill(model, seqs, [3, 3])
     for b, s in enumerate(seqs): assert torch.allclose(out.logprobs[b], naive(model, s, 3)[1], atol=2e-4)
+
+
+@pytest.mark.parametrize('config', ['mamba', 'conv'])
+def test_models_without_a_plain_cache_are_read_in_full(config):
+    import transformers as tr
+    torch.manual_seed(0)
+    c = (tr.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=8) if config == 'mamba' else
+         tr.Lfm2Config(vocab_size=97, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, num_hidden_layers=2,
+                       layer_types=['conv', 'full_attention']))
+    model, seqs = tr.AutoModelForCausalLM.from_config(c).eval(), [[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [1, 2, 3, 9]]
+    out = prefill(model, seqs, [3, 3, 3])
+    for b, s in enumerate(seqs):
+        with torch.no_grad(): logp = model(input_ids=torch.tensor([s])).logits[0].log_softmax(-1)
+        assert torch.allclose(out.logprobs[b, :len(s)-3], logp[range(2, len(s)-1), s[3:]], atol=1e-4)
+
+
+def test_a_group_whose_cache_would_be_too_large_is_read_in_full(monkeypatch):
+    model, seqs = model_of('sdpa'), [[7, 8, 9, 1, 2], [7, 8, 9, 3, 4]]
+    shared, read = prefill(model, seqs, [3, 3]), []
+    monkeypatch.setattr(fw, 'CACHE_BYTES', 100)
+    hook = model.get_decoder().register_forward_pre_hook(lambda m, a, kw: read.append(tuple(kw['input_ids'].shape)), with_kwargs=True)
+    try: full = prefill(model, seqs, [3, 3])
+    finally: hook.remove()
+    assert read[-1] == (2, 5) and torch.allclose(full.logprobs, shared.logprobs, atol=1e-4)
+
+
+def test_positions_that_depend_on_the_length_are_refused():
+    model = llama()
+    model.config.rope_parameters = {'rope_type': 'dynamic', 'factor': 4., 'rope_theta': 1e4}
+    with pytest.raises(ConfigError, match='dynamic'): prefill(model, [[1, 2, 3]], [1])
+
+
+def test_a_token_outside_of_the_vocabulary_is_refused_where_memory_would_be_read():
+    z = torch.zeros(2, 10)
+    for tokens in ([10, 0], [-1, 0], [0, 2**40]):
+        with pytest.raises(ConfigError): fw.sum_before(z, z, torch.tensor(tokens))
+    with pytest.raises(ConfigError): fw.sum_before(z, z, torch.tensor([0, 1, 2]))

@@ -219,3 +219,22 @@ def test_equal_scores_of_greedy_decoding_go_to_the_smaller_id():
 def test_wrong_keys_of_the_caller_are_named():
     with pytest.raises(ConfigError, match='16 bytes'): gumbel([b'short'], 0, 10)
     with pytest.raises(ConfigError, match='2 keys but 1 steps'): gumbel(KEYS, [0], 10)
+
+
+def test_rows_keys_and_steps_have_to_agree():
+    z, t, keys = torch.zeros(4, 30), torch.arange(4), keys_of(4)
+    for few in (keys[:2], keys*2):
+        with pytest.raises(ConfigError): margin(z, t, few, [0]*len(few))
+        with pytest.raises(ConfigError): pick(z, few, [0]*len(few))
+    for steps in (np.int64(3), torch.tensor(3), np.array(3)): assert pick(z, keys, steps).tolist() == pick(z, keys, 3).tolist()
+
+
+@pytest.mark.parametrize('rows, shape', [(1, (4, 3)), (4, (4, 3)), (4, (3,)), (2, (0,))])
+def test_noise_of_given_tokens_has_the_shape_that_numpy_gives(rows, shape):
+    tokens = torch.arange(int(np.prod(shape))).view(shape)
+    ours, plain = gumbel(keys_of(rows), 1, tokens), gumbel_numpy(keys_of(rows), 1, tokens.numpy())
+    assert ours.shape == plain.shape and np.array_equal(ours.numpy(), plain)
+
+def test_tokens_of_another_number_of_rows_are_refused():
+    for tokens in (torch.arange(6).view(2, 3), torch.zeros(1, 2, 3, dtype=torch.long)):
+        with pytest.raises(ConfigError): gumbel(keys_of(4), 1, tokens)
