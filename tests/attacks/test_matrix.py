@@ -1,13 +1,16 @@
 "The gallery on the tiny model: every attack is caught by at least one check, no honest miner fails, both validators agree"
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from grail.attacks.gallery import ATTACKS, HONEST, NEAR
-from grail.attacks.lab import load_lab
+from grail.attacks.gallery import ATTACKS, HONEST, NEAR, Sent
+from grail.attacks.lab import CHECKPOINT, MALLORY, OPEN, WINDOW, load_lab
 from grail.attacks.matrix import audits, faults, honest_bound, matrix, write
+from grail.protocol.rollout import seal
 
 
 @pytest.fixture(scope='module')
@@ -79,3 +82,29 @@ def test_a_laboratory_that_was_interrupted_goes_on_with_what_it_has(tmp_path):
     said.clear()
     again = load_lab(cache=tmp_path, say=said.append)
     assert audits(again, ATTACKS['greedy'].make(again)) == made and said == []
+
+
+VALIDATOR = '''
+import json, sys
+from pathlib import Path
+from grail.attacks.lab import load_lab
+
+lab, folder, by = load_lab(), Path(sys.argv[1]), sys.argv[2]
+for sent in sorted(folder.glob('*.header')):
+    late = dict(modified=1.0, deadline=0.0) if sent.with_suffix('.late').exists() else {}
+    found = lab.examined(sent.read_bytes(), sent.with_suffix('.body').read_bytes(), by=by, **late)
+    print(json.dumps([sent.stem, found.passed]))
+'''
+
+def test_validators_in_two_processes_with_other_weights_agree_about_every_attack(tmp_path):
+    lab = load_lab()
+    for name, attack in ATTACKS.items():
+        made = attack.make(lab)
+        sent = made if isinstance(made, Sent) else Sent(*seal(made, MALLORY, WINDOW, CHECKPOINT, lab.params, OPEN))
+        (tmp_path/f'{name}.header').write_bytes(sent.header)
+        (tmp_path/f'{name}.body').write_bytes(sent.body)
+        if sent.late: (tmp_path/f'{name}.late').touch()
+    said = [[json.loads(l) for l in subprocess.run([sys.executable, '-c', VALIDATOR, str(tmp_path), by], capture_output=True, text=True, check=True).stdout.splitlines()]
+            for by in ('float32', 'bfloat16')]
+    assert said[0] == said[1] and len(said[0]) == len(ATTACKS)
+    assert {name for name, passed in said[0] if passed} == set(NEAR['tiny'])

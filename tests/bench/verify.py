@@ -117,7 +117,7 @@ def main():
         made, checked, read = np.median(times(make, check, bare, repeat=args.repeat), 1).tolist()
         extra = float(np.median([share_of_statistics(check) for _ in range(2*args.repeat + 1)]))
         logits = torch.randn(b, vocab)
-        noise = max(0., float(np.median(np.subtract(*times(lambda: pick(logits, keys, 0), lambda: logits.argmax(-1), repeat=30)))))
+        noise = float(np.median(np.subtract(*times(lambda: pick(logits, keys, 0), lambda: logits.numpy().argmax(-1), repeat=30))))
         n, step = b*args.new, made/args.new
         print(f'{b:5} {n/made:9.1f} {n/checked:9.1f} {made/checked:6.1f} {n/read:9.1f} {extra:11.1%} {step*1e3:9.1f} ms {noise/step:7.1%}')
         out += [dict(what=f'verify a token against generating it, batch {b}', ours=n/checked, other=n/made, ratio=made/checked, unit='tokens/s', n=n),
