@@ -193,15 +193,21 @@ def _chunks(n, vocab, device):
     return [slice(i, i+size) for i in range(0, n, size)]
 
 # %% ../../nbs/protocol/05_sampling.ipynb #3690b690
+def _steps(logits, keys, steps):
+    "A step for each row"
+    if len(keys) != len(logits): raise ConfigError(f'{len(logits)} rows of logits but {len(keys)} keys')
+    steps = steps.tolist() if hasattr(steps, 'tolist') else steps
+    return [steps]*len(logits) if isinstance(steps, int) else steps
+
 def _plain(logits, temperature, top_k, top_p):
-    return logits.device.type == 'cpu' and temperature > 0 and top_p >= 1 and not 0 < top_k < logits.shape[-1]
+    V = logits.shape[-1]
+    return logits.device.type == 'cpu' and V >= 2**12 and temperature > 0 and top_p >= 1 and not 0 < top_k < V
 
 def _of_scores(f, logits, keys, steps, temperature):
     "`f(b, scores)` of each row b of `_scores`, [V]; of many rows, each thread takes a part"
     logits = logits.detach().float()
     if temperature != 1: logits = logits/temperature
     words, n, V = step_words(keys, steps).view(U), *logits.shape
-    if len(words) != n: raise ConfigError(f'{n} rows of logits but {len(words)} keys')
     tokens, z = _vocabulary(V, logits.device).numpy()[None].view(U), logits.numpy()
     def part(rows):
         row, out = np.empty((1, V), np.float32), []
@@ -228,8 +234,7 @@ def pick(
     top_p:float=1.0,        # 1 is all
 )->torch.Tensor:            # [B] token ids
     "The token that the model and the key give"
-    steps = steps.tolist() if hasattr(steps, 'tolist') else steps
-    if isinstance(steps, int): steps = [steps]*len(logits)
+    steps = _steps(logits, keys, steps)
     if _plain(logits, temperature, top_k, top_p):
         return torch.tensor(_of_scores(lambda b, row: int(row.argmax()), logits, keys, steps, temperature), dtype=torch.long)
     return torch.cat([_argmax(_scores(logits[s], keys[s], steps[s], temperature, top_k, top_p))
@@ -246,8 +251,7 @@ def margin(
     top_p:float=1.0,        # 1 is all
 )->torch.Tensor:            # [n] float32
     "By how much the claimed token loses against the best one; `inf` if it was not allowed"
-    steps = steps.tolist() if hasattr(steps, 'tolist') else steps
-    if isinstance(steps, int): steps = [steps]*len(logits)
+    steps = _steps(logits, keys, steps)
     tokens, V = tokens.to(logits.device, torch.long), logits.shape[-1]
     known = (tokens >= 0) & (tokens < V)
     at, out = tokens.clamp(0, V-1), []
