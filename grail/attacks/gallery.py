@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['ATTACKS', 'MODELS', 'HOSTILE', 'STEP', 'NEAR', 'HONEST', 'Attack', 'Sent', 'attack', 'honest', 'task_of', 'redo',
-           'tuned', 'other', 'decoded', 'whole', 'split', 'Heated', 'Greedy', 'OwnDice', 'chosen', 'best_of_n', 'Loose',
-           'leak', 'Led', 'prefix_edit', 'half_honest', 'constant', 'random_sketches', 'repeated', 'false_logprobs',
-           'chosen_randomness', 'replay', 'copied', 'copy', 'copied_files', 'late_copy', 'part_copy', 'inflated',
-           'success_lies', 'tampered', 'cherry_picked', 'skipped', 'duplicate_group', 'giant', 'reordered', 'cut',
-           'eos_early', 'forged_eos', 'truncated_lengths', 'edited', 'stale_header', 'hostile', 'bomb', 'Variant',
-           'honest_work']
+           'tuned', 'other', 'decoded', 'whole', 'split', 'Heated', 'Greedy', 'OwnDice', 'chosen', 'best_of_n', 'Fork',
+           'fork', 'Loose', 'leak', 'Led', 'prefix_edit', 'half_honest', 'constant', 'random_sketches', 'repeated',
+           'false_logprobs', 'chosen_randomness', 'replay', 'copied', 'copy', 'copied_files', 'late_copy', 'part_copy',
+           'inflated', 'success_lies', 'tampered', 'cherry_picked', 'skipped', 'duplicate_group', 'giant', 'reordered',
+           'cut', 'eos_early', 'forged_eos', 'truncated_lengths', 'edited', 'stale_header', 'hostile', 'bomb',
+           'Variant', 'honest_work']
 
 # %% ../../nbs/attacks/50a_gallery.ipynb #9c9bc860
 import json
@@ -29,7 +29,7 @@ from ..model.variants import drop_layers, int4, int8
 from ..protocol.proof import ProofContext, proof_scheme
 from ..protocol.randomness import noise_key, prf, task_seed
 from ..protocol.rollout import encode_body, seal
-from ..protocol.sampling import pick
+from ..protocol.sampling import gumbel, pick
 from ..protocol.signature import sign
 from ..verify.pipeline import read_group
 
@@ -166,6 +166,24 @@ attack('chosen noise', "an exact sample from the right model, with dice of Mallo
 def best_of_n(lab):
     fair, own = honest(lab, lab.many), ATTACKS['chosen noise'].make(lab)
     return [max(pair, key=lambda r: (r.reward, r.logprobs.mean())) for pair in zip(fair, own)]
+
+# %% ../../nbs/attacks/50a_gallery.ipynb #86d600df
+class Fork(TransformersEngine):
+    "Takes a runner-up that loses less than `near` nats once in each rollout"
+    def __init__(self, model, near): super().__init__(model); self.near,self.done = near,set()
+    def choose(self, logits, keys, step, temperature=1., **how):
+        own  = super().choose(logits, keys, step, temperature=temperature, **how)
+        best = (logits.float()/temperature + gumbel(keys, step, logits.shape[-1])).topk(2, -1)
+        for b, k in enumerate(keys):
+            if step < 4 or k in self.done or best.values[b, 0] - best.values[b, 1] >= self.near: continue
+            self.done.add(k)
+            own[b] = best.indices[b, 1]
+        return own
+
+@attack('fork', 'once in a rollout a token that almost won is taken; the right dice go on', weak=True)
+def fork(lab):
+    near = 3*lab.params.sampling_margin
+    return lab.proved(lab.texts(lab.engine(f'fork {near:.6g}', make=lambda: Fork(lab.models['bfloat16'], near))))
 
 # %% ../../nbs/attacks/50a_gallery.ipynb #e60a8048
 class Loose(TransformersEngine):
@@ -350,7 +368,7 @@ def bomb(lab):
 
 # %% ../../nbs/attacks/50a_gallery.ipynb #58e8a063
 STEP  = ('one step', 'one step, split')
-NEAR  = {'tiny': ('int8', 'int8, split', *STEP), 'smollm2': ('int8, split', *STEP)}   # attacks that one audit does not see, by laboratory
+NEAR  = {'tiny': ('int8', 'int8, split', 'fork', *STEP), 'smollm2': ('int8, split', 'fork', *STEP)}   # what one audit does not see, by laboratory
 
 # %% ../../nbs/attacks/50a_gallery.ipynb #77ab3a32
 @dataclass(frozen=True)

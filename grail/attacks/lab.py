@@ -205,14 +205,14 @@ def fit_rules(
     for a, b in product(NODES, NODES): drifts[f'{a} to {b}'] = np.zeros(1), -np.ones(1), np.concatenate([d[5] for d in drift if d[:2] == (a, b)])
     for a, b in combinations(NODES, 2):
         fine, coarse = (np.concatenate(read[n]) for n in (a, b))
-        drifts[f'log-probs of {a} and {b}'] = np.abs(fine - coarse), np.maximum(fine, coarse), np.zeros(1)
+        drifts[f'log-probs of {a} and {b}'] = np.abs(fine - coarse), np.maximum(fine, coarse), np.zeros(0)
     sample = Sample([d[2].length for d in drift if d[1] == 'float32'], read['float32'], drifts)
     return calibrate(asked, [sample], safety=SAFETY[asked.profile], misses=1, sampling_safety=SAMPLING_SAFETY[asked.profile])
 
 @patch
 def fit(self:Lab, groups:int=None)->'Lab':
     "Fill in the rules and the calibration of the proof"
-    drift  = self.honest_drift(groups or {'tiny': 16, 'smollm2': 10}[self.name])
+    drift  = self.honest_drift(groups or {'tiny': 16, 'smollm2': 40}[self.name])
     states = {n: [torch.from_numpy(d[3]) for d in drift if d[1] == n] for n in NODES}
     self.params = fit_rules(drift, self.asked)
     self.calibration = calibrate_projection([pair for a, b in combinations(NODES, 2) for pair in zip(states[a], states[b])], FALSE_POSITIVES)
@@ -236,7 +236,7 @@ class Found:
     reason:str        # why it failed
     rollouts:int      # that were submitted, as far as that could be read
     failed:tuple      # (check, group, rollout) of every failure; -1: the submission as a whole
-    audited:tuple     # (group, rollout) of every rollout that the model checks saw
+    audited:tuple     # (group, rollout, tokens) of every rollout that the model checks saw
     values:tuple      # (check, group, rollout, value) of the proof and the sampling check
 
 @patch
@@ -251,14 +251,15 @@ def examined(self:Lab,
         self.say(f'{by} audits {len(body):,} bytes')
         v, results = examine(header, body, hotkey=key.ss58_address, window=WINDOW, checkpoint=CHECKPOINT, model=self.models[by],
                              env=self.env, params=self.params, open=OPEN, audit=AUDIT, calibration=self.calibration, **when)
-        n = len(decode_body(body, self.params)) if any(r.name == 'environment' for r in results) else self.size
-        return canonical_json(dict(passed=v.passed, reason=v.reason, rollouts=n, failed=[[r.name, r.group, r.index] for r in results if not r.passed],
+        rows = decode_body(body, self.params) if any(r.name == 'environment' for r in results) else []
+        size = {(r.group, r.index): r.length for r in rows}
+        return canonical_json(dict(passed=v.passed, reason=v.reason, rollouts=len(rows) or self.size, failed=[[r.name, r.group, r.index] for r in results if not r.passed],
                                    values=[[r.name, r.group, r.index, round6(r.value)] for r in results if r.name in ('proof', 'sampling')],
-                                   audited=[[r.group, r.index] for r in results if r.name == 'proof']))
+                                   audited=[[r.group, r.index, size[r.group, r.index]] for r in results if r.name == 'proof']))
     unsigned = json.loads(header) if header[:1] == b'{' else {}
     about = [by, sha256(canonical_json(unsigned.get('header')) if isinstance(unsigned, dict) else header), sha256(body), key.ss58_address,
              asdict(self.params), self.calibration.digest, when]
-    d = json.loads(self.keep('found', about, make))
+    d = json.loads(self.keep('findings', about, make))
     return Found(d['passed'], d['reason'], d['rollouts'], *(tuple(map(tuple, d[k])) for k in ('failed', 'audited', 'values')))
 
 # %% ../../nbs/attacks/50_lab.ipynb #90fa7040

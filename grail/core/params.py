@@ -41,8 +41,8 @@ class ProtocolParams:
     dist_median:float        = 0.30        # and the median above
     dist_initial_tokens:int  = 50          # length of the window at the start of a completion
     soft_fraction:float      = 0.51        # of the sampled rollouts may fail soft checks before the miner does
-    sampling_margin:float    = 0.05        # mean gap of (logit/T + noise) where honest numerics pick another token, in nats
-    sampling_misses:float    = 0.05        # fraction of the tokens where they do
+    sampling_margin:float    = 0.05        # mean loss of a token where honest numerics pick another one, in nats of (logit/T + noise)
+    sampling_misses:float    = 0.05        # fraction of the tokens where they do, at most
     # audit
     audit_fraction:float     = 0.25        # of the active miners that are audited in a window,
     audit_min:int            = 2           # at least this many
@@ -97,7 +97,7 @@ def params_digest(p:ProtocolParams)->str:
 # %% ../../nbs/core/02_params.ipynb #0cf813df
 GRAIL_V0 = ProtocolParams()
 TINY     = ProtocolParams(profile='tiny', env='sort6', max_new_tokens=8, sampling='seeded', proof='grail-v2', challenge_positions=8, logprob_misses=0,
-                          sampling_margin=0.001, sampling_misses=0.0, dist_min_tokens=4, dist_q10=0.003, dist_median=0.02, dist_initial_tokens=4,
+                          sampling_margin=0.001, sampling_misses=0.0018, dist_min_tokens=4, dist_q10=0.003, dist_median=0.02, dist_initial_tokens=4,
                           audit_group_fraction=1.0, audit_groups_max=4, max_groups=256, max_prompt_tokens=16, max_body_bytes=4_000_000)
 STANDARD = replace(GRAIL_V0, profile='standard', proof='grail-v2', sampling='seeded', audit_group_fraction=1.0, audit_groups_max=4)
 SMOLLM2  = replace(STANDARD, profile='smollm2', env='gsm8k', rollouts_per_group=4, max_new_tokens=32, logprob_abs=0.8, sampling_margin=0.1,

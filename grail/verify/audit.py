@@ -15,7 +15,7 @@ from ..core.basics import FormatError
 from ..core.params import ProtocolParams
 from ..core.window import WINDOW_LENGTH
 from ..protocol.randomness import as_part, prf
-from .detectors import LIFETIME, log_evidence
+from .detectors import BINS, LIFETIME, STAKES, history_evidence, loss_bets
 
 # %% ../../nbs/verify/22_audit.ipynb #0c68d34b
 def draw(
@@ -141,6 +141,7 @@ class Ledger:
     audits:dict=field(default_factory=dict)        # hotkey -> number of audits ever
     failures:dict=field(default_factory=dict)      # hotkey -> number of failed audits ever
     places:dict=field(default_factory=dict)        # hotkey -> counts of its audited tokens' places, since it was last accused
+    bets:dict=field(default_factory=dict)          # hotkey -> log capital of each bet against what they lost, since then
 
     def banned(self, hotkey:str, window:int)->bool:
         "Is `hotkey` out in the window that starts at `window`?"
@@ -172,7 +173,7 @@ def record(self:Ledger, verdict, claimed:int=None):
     old  = next((r for r in self.history.get(h, []) if r.window == w), None)
     if claimed is None: claimed = old.claimed if old else verdict.rollouts
     if old and old.audited: return                   # said before
-    odd    = self._history(h, verdict.places)
+    odd    = self._history(h, verdict)
     failed = tuple(verdict.failed_checks) + ('history',)*odd
     passed, hard = verdict.passed and not odd, odd or (not verdict.passed and verdict.hard)
     self._put(h, Record(w, claimed, True, passed, verdict.rollouts if passed else 0, failed, hard))
@@ -181,12 +182,14 @@ def record(self:Ledger, verdict, claimed:int=None):
     self.last_audited[h] = max(w, self.last_audited.get(h, 0))
     if hard: self.bans[h] = max(self.bans.get(h, 0), w + (1 + self.params.ban_windows)*WINDOW_LENGTH)
 
-def _history(self:Ledger, hotkey, places):
-    "Add the places of an audit's tokens; True if all of them together accuse the miner, whose count then starts anew"
-    if not places: return False
-    total = [a + b for a, b in zip(self.places.get(hotkey, [0]*len(places)), places)]
-    odd   = log_evidence(total) >= LIFETIME
-    self.places[hotkey] = [0]*len(total) if odd else total
+def _history(self:Ledger, hotkey, verdict):
+    "Add what an audit saw; True if all of it together accuses the miner, whose count then starts anew"
+    add    = lambda a, b: [x + y for x, y in zip(a, b)]
+    places = add(self.places.get(hotkey, [0]*BINS), verdict.places or [0]*BINS)
+    bets   = add(self.bets.get(hotkey, [0.]*len(STAKES)),
+                 loss_bets(verdict.lost, verdict.tokens, self.params.sampling_margin, self.params.sampling_misses))
+    odd    = history_evidence(places, bets) >= LIFETIME
+    self.places[hotkey], self.bets[hotkey] = ([0]*BINS, [0.]*len(STAKES)) if odd else (places, bets)
     return odd
 
 Ledger.submitted, Ledger.record, Ledger._history = submitted, record, _history
@@ -194,13 +197,16 @@ Ledger.submitted, Ledger.record, Ledger._history = submitted, record, _history
 # %% ../../nbs/verify/22_audit.ipynb #d12ad6f8
 def ledger_to_dict(ledger:Ledger)->dict:
     "Plain values, ready for JSON; the parameters are not part of it"
-    names = ('bans', 'last_audited', 'audits', 'failures', 'places')
+    names = ('bans', 'last_audited', 'audits', 'failures', 'places', 'bets')
     return {'history': {h: [{**asdict(r), 'failed': list(r.failed)} for r in rs] for h, rs in sorted(ledger.history.items())},
             **{n: dict(sorted(getattr(ledger, n).items())) for n in names}}
 
 def ledger_from_dict(d:dict, params:ProtocolParams)->Ledger:
     "Read what `ledger_to_dict` wrote; raises `FormatError`"
+    count, bet = lambda x: type(x) is int and x >= 0, lambda x: type(x) is float and math.isfinite(x)
     try:
         history = {h: [Record(**{**r, 'failed': tuple(r['failed'])}) for r in rs] for h, rs in d['history'].items()}
-        return Ledger(params, history, *[dict(d[n]) for n in ('bans', 'last_audited', 'audits', 'failures', 'places')])
+        for name, n, good in ('places', BINS, count), ('bets', len(STAKES), bet):
+            if not all(len(v) == n and all(map(good, v)) for v in d[name].values()): raise ValueError(f'{name} of a miner')
+        return Ledger(params, history, *[dict(d[n]) for n in ('bans', 'last_audited', 'audits', 'failures', 'places', 'bets')])
     except (KeyError, TypeError, AttributeError, ValueError) as e: raise FormatError(f'not a ledger: {e!r}') from e

@@ -19,6 +19,7 @@ from ..protocol.proof import ProofContext, proof_scheme
 from ..protocol.randomness import noise_key, prf, task_seed
 from ..protocol.rollout import Rollout
 from .checks import quantiles
+from .detectors import STAKES
 from .pipeline import eos_ids, read_group
 
 # %% ../../nbs/verify/23_calibrate.ipynb #0510702f
@@ -108,16 +109,19 @@ def fit_logprob(drifts:list, params:ProtocolParams, safety:float, misses:int=0)-
     flat = 1e-3 if need <= 0 else round_digit(safety*max(d.max() for d, _, _ in drifts))
     return dict(logprob_abs=flat, logprob_rel=.02, logprob_misses=misses)
 
+# %% ../../nbs/verify/23_calibrate.ipynb #6caba6f1
 def fit_sampling(drifts:list, params:ProtocolParams, safety:float)->dict:
-    "Mean and frequency of honest margins, such that neither their mean nor their maximum is above `safety` times what is expected"
-    margins = [np.asarray(m, np.float64) for _, _, m in drifts]
-    if sum(map(len, margins)) == 0: return {}                                # sampling is free: nothing to fit
-    gaps = [m[(m > 0) & np.isfinite(m)] for m in margins]
+    "Mean gap and frequency of honest losses against the seeded picks, such that no kind of honest node loses more"
+    margins = [np.asarray(m, np.float64) for _, _, m in drifts if len(m)]
+    if not margins: return {}                                                # sampling is free: nothing to fit
+    margins = [m[np.isfinite(m)] for m in margins]
+    gaps = [m[m > 0] for m in margins]
     most = np.concatenate(gaps)
-    mean = max(*(g.mean() for g in gaps if len(g)), most.max()/max(1, math.log(len(most)))) if len(most) else 0
-    s    = round_digit(max(1e-3, safety*mean), digits=2)
-    rate = max((m > s/10).mean() for m in margins)                           # smaller ones do not matter
-    return dict(sampling_margin=s, sampling_misses=min(1., round_digit(1.5*rate)))
+    gap  = max(*(g.mean() for g in gaps if len(g)), most.max()/max(1, math.log(len(most)))) if len(most) else 0
+    s    = round_digit(max(1e-3, safety*gap), digits=2)
+    size = lambda x: x.mean() + 3*x.std()/math.sqrt(len(x))
+    rate = max(size(x) + 3/len(m) for m in margins for x in (safety*m/s, *(np.expm1(k*safety*m/s)*(1 - k)/k for k in STAKES)))
+    return dict(sampling_margin=s, sampling_misses=min(1., round_digit(rate, digits=2)))
 
 # %% ../../nbs/verify/23_calibrate.ipynb #e9b6a680
 def fit_lengths(samples:list, params:ProtocolParams)->dict:

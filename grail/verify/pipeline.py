@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LATE', 'NUMBER', 'LINE', 'round6', 'Verdict', 'summary', 'decide', 'Evidence', 'read_group', 'check_group', 'eos_ids',
-           'examine', 'audit_submission', 'pooled', 'SignedVerdict', 'verdict_to_dict', 'verdict_bytes', 'sign_verdict',
-           'verdict_from_dict', 'read_verdict', 'differences']
+           'examine', 'audit_submission', 'losses', 'pooled', 'SignedVerdict', 'verdict_to_dict', 'verdict_bytes',
+           'sign_verdict', 'verdict_from_dict', 'read_verdict', 'differences']
 
 # %% ../../nbs/verify/21_pipeline.ipynb #0a9fbb5f
 import math
@@ -50,6 +50,8 @@ class Verdict:
     passed:bool
     reason:str           # why it failed; '' if it passed
     places:tuple=()      # where the audited tokens fell in their distributions: counts in equal bins
+    tokens:int=0         # audited tokens whose sampling was checked
+    lost:float=0.        # what they lost against their seeded picks, in nats
 
     @property
     def failed_checks(self)->tuple: return tuple(c['name'] for c in self.checks if c['failed'])
@@ -195,6 +197,7 @@ def examine(
     late = modified is not None and deadline is not None and modified > deadline + params.grace_seconds
     if late: return Verdict(**made, submission='', sampled_groups=(), checks=(), rollouts=0, passed=False, reason=LATE), []
     results, digest, groups, rollouts, places = [], '', [], [], ()
+    seeded = dict(tokens=0, lost=0.)
     try:
         submission = read_submission(header, body, params)
         digest, rollouts = submission.digest, submission.rollouts
@@ -205,12 +208,13 @@ def examine(
         results += _environment(rollouts, env, hotkey, open.value)
         groups   = select_groups(audit.value, digest, len(rollouts)//params.rollouts_per_group, params)
         found, places = _models(model, rollouts, groups, hotkey, open.value, audit.value, digest, params, calibration)
-        results += found + pooled(found, [r for r in rollouts if r.group in groups], params) + [check_statistics(places)]
+        seeded   = losses(found, rollouts)
+        results += found + pooled(**seeded, params=params) + [check_statistics(places)]
     lines  = [summary(n, found) for n in CHECKS if (found := [r for r in results if r.name == n])]
     reason = decide(lines, params)
     return Verdict(**made, submission=digest, sampled_groups=tuple(groups), checks=tuple(lines),
                    rollouts=0 if reason else unique_count(rollouts), passed=not reason, reason=readable(reason, 400),
-                   places=tuple(int(x) for x in places)), results
+                   places=tuple(int(x) for x in places), tokens=seeded['tokens'], lost=round6(seeded['lost']) or 0.), results
 
 def audit_submission(
     header:bytes,   # the two files as they were found
@@ -221,14 +225,21 @@ def audit_submission(
     return examine(header, body, **about)[0]
 
 # %% ../../nbs/verify/21_pipeline.ipynb #32dff8e2
+def losses(
+    results:list,   # `CheckResult`s of the audited rollouts
+    rollouts:list,  # all rollouts
+)->dict:            # `tokens` and `lost`, as they stand in the verdict; both 0 if sampling is free
+    "How many tokens the sampling check saw, and what they lost together"
+    found = {(r.group, r.index): r.value for r in results if r.name == 'sampling'}
+    return dict(tokens=sum(r.length for r in rollouts if (r.group, r.index) in found), lost=sum(found.values(), 0.))
+
 def pooled(
-    results:list,           # `CheckResult`s of the audited rollouts
-    rollouts:list,          # the audited rollouts
+    tokens:int,     # as `losses` says
+    lost:float,
     params:ProtocolParams,
-)->list:                    # one `CheckResult`; none if sampling is free
+)->list:            # one `CheckResult`; none if sampling is free
     "The sampling check on all audited tokens together"
-    losses = [r.value for r in results if r.name == 'sampling']
-    return [check_sampling(sum(losses), sum(r.length for r in rollouts), params)] if losses else []
+    return [check_sampling(lost, tokens, params)] if tokens else []
 
 def _environment(rollouts, env, hotkey, open):
     tasks = {}
@@ -288,6 +299,7 @@ def verdict_from_dict(d)->Verdict:
     counts = d['sampled_groups'] + d['places']
     if not all(type(g) is int and g >= 0 for g in counts): raise FormatError('group numbers and counts of a verdict are integers')
     if len(d['places']) not in (0, BINS): raise FormatError(f'a verdict counts places in {BINS} bins')
+    if not (d['tokens'] >= 0 and 0 <= d['lost'] < math.inf): raise FormatError('tokens and what they lost cannot be negative')
     return Verdict(**{**d, **{k: tuple(d[k]) for k in ('sampled_groups', 'checks', 'places')}})
 
 def read_verdict(

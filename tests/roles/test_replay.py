@@ -35,7 +35,7 @@ def test_every_verdict_of_a_run_is_confirmed(run):
 def other(value):
     "Something else of the same form"
     if isinstance(value, bool): return not value
-    if isinstance(value, int): return value + 30
+    if isinstance(value, (int, float)): return value + 30
     if isinstance(value, str): return value[::-1] if len(value) > 8 else value + 'x'
     if isinstance(value, tuple) and value and isinstance(value[0], dict): return ({**value[0], 'run': value[0]['run'] + 1}, *value[1:])
     if isinstance(value, tuple): return (value[0] + 1, *value[1:])

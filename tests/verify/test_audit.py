@@ -3,6 +3,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,12 +13,13 @@ from grail.core.params import GRAIL_V0, SMOLLM2, STANDARD, TINY
 from grail.protocol.randomness import as_part, prf
 from grail.verify.audit import (Ledger, audit_size, cheating_gain, detection, draw, group_count, groups_for, ledger_from_dict,
                                 ledger_to_dict, minimum_probability, select_groups, select_miners)
+from grail.verify.detectors import loss_bets
 
 
 @dataclass(frozen=True)
 class Found:
     hotkey:str; window:int; passed:bool; rollouts:int=0
-    failed_checks:tuple=(); hard:bool=False; checks:tuple=({},); places:tuple=()
+    failed_checks:tuple=(); hard:bool=False; checks:tuple=({},); places:tuple=(); tokens:int=0; lost:float=0.
 
 
 names = st.lists(st.text('abcdefgh', min_size=1, max_size=4), max_size=40)
@@ -128,3 +130,29 @@ def test_a_broken_ledger_is_refused():
     good = ledger_to_dict(Ledger(TINY))
     for k in good:
         with pytest.raises(FormatError): ledger_from_dict({x: v for x, v in good.items() if x != k}, TINY)
+
+
+def test_who_loses_more_than_honest_nodes_in_every_audit_is_found_over_its_windows_and_no_other():
+    led, p = Ledger(SMOLLM2), SMOLLM2
+    allowed = p.sampling_margin*p.sampling_misses
+    for w in range(300):
+        for name, times in ('edge', 1.), ('fork', 2.): led.record(Found(name, 30*w, True, 16, tokens=16*p.max_new_tokens, lost=times*allowed*16*p.max_new_tokens))
+        if led.banned('fork', 30*w + 30): break
+    assert led.history['fork'][-1].failed == ('history',) and led.history['fork'][-1].hard and not led.history['fork'][-1].passed
+    assert not led.banned('edge', 30*w + 30) and led.failures['edge'] == 0
+    assert led.bets['fork'] == [0.]*4                   # who was punished starts anew
+
+
+def test_bets_are_placed_under_the_rules_of_their_audit():
+    led, strict = Ledger(SMOLLM2), replace(SMOLLM2, sampling_misses=SMOLLM2.sampling_misses/10)
+    led.record(Found('m', 0, True, 16, tokens=1000, lost=1.))
+    led.params = strict
+    led.record(Found('m', 30, True, 16, tokens=1000, lost=1.))
+    one, other = (loss_bets(1., 1000, q.sampling_margin, q.sampling_misses) for q in (SMOLLM2, strict))
+    assert np.allclose(led.bets['m'], np.add(one, other))
+
+
+@pytest.mark.parametrize('bad', [{'places': {'a': [1]}}, {'places': {'a': [-1]*10}}, {'bets': {'a': [0.]}}, {'bets': {'a': [float('nan')]*4}}, {'bets': {'a': 'abcd'}},
+                                 {'bets': {'a': None}}], ids=str)
+def test_a_damaged_memory_is_refused_when_it_is_read(bad):
+    with pytest.raises(FormatError): ledger_from_dict({**ledger_to_dict(Ledger(TINY)), **bad}, TINY)

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grail.core.params import TINY
 from grail.verify.calibrate import Sample, bound95, calibrate, fit_logprob, round_digit, soft_false_positives
-from grail.verify.detectors import (BINS, LIFETIME, SINGLE, auc, bin_counts, ks_test, log_evidence, pit, pit_noise, roc,
-                                    rollouts_to, step_statistics, surprise_z, trace_features)
+from grail.verify.detectors import (BINS, LIFETIME, SINGLE, STAKES, auc, bin_counts, history_evidence, ks_test,
+                                    log_evidence, loss_bets, loss_evidence, pit, pit_noise, roc, rollouts_to,
+                                    step_statistics, surprise_z, trace_features)
 
 
 def sampled(logits, rng):
@@ -121,3 +123,32 @@ def test_rounding_to_a_digit_goes_the_way_that_was_asked(x):
 def test_soft_failures_of_honest_miners_are_as_rare_as_stated():
     assert soft_false_positives(.05, 64, TINY) < 1e-20 and soft_false_positives(.5, 1, TINY) == .5
     assert math.isclose(bound95(0, 300), 1 - .05**(1/300), rel_tol=1e-6) and bound95(3, 300) > bound95(0, 300)
+
+
+@given(st.floats(0, 100), st.integers(0, 10**6), st.floats(0, 100), st.integers(0, 10**6))
+def test_bets_on_losses_add_up_over_audits_and_honest_exactness_earns_none(a, n, b, m):
+    rules = .1, .02
+    assert np.allclose(loss_bets(a + b, n + m, *rules), np.add(loss_bets(a, n, *rules), loss_bets(b, m, *rules)))
+    assert loss_evidence(loss_bets(0., n, *rules)) <= 1e-9
+
+@pytest.mark.parametrize('rate', [.02, .01])
+def test_honest_losses_are_accused_no_more_often_than_stated_and_twice_as_many_are_found(rate):
+    rng, steps, margin = np.random.default_rng(7), 64, .1
+    def lives(misses, n=1500, rollouts=600):
+        hits = rng.binomial(steps, misses, (n, rollouts))
+        lost = (rng.standard_gamma(np.maximum(hits, 1e-9))*margin*(hits > 0)).cumsum(1)
+        return loss_evidence(np.stack(loss_bets(lost, steps*np.arange(1, rollouts + 1), margin, rate), -1))
+    honest = (lives(rate).max(1) >= math.log(20)).mean()
+    assert 0 < honest <= .05 + 3*math.sqrt(.05*.95/1500)
+    assert (lives(2*rate, 300) >= LIFETIME).any(1).mean() > .99
+    assert history_evidence([0]*BINS, loss_bets(0., 640, margin, rate)) <= 0
+
+@settings(max_examples=30)
+@given(st.floats(.001, .3), st.floats(.002, .5), st.sampled_from(['exponential', 'uniform', 'constant']), st.integers(0, 99))
+def test_fitted_losses_are_beyond_those_they_were_fitted_to(rate, size, kind, seed):
+    rng  = np.random.default_rng(seed)
+    gaps = {'exponential': rng.exponential(size, 3000), 'uniform': rng.uniform(0, 2*size, 3000), 'constant': np.full(3000, size)}[kind]
+    lost = gaps*(rng.random(3000) < rate)
+    p    = calibrate(TINY, [Sample([7]*40, [np.full(7, -.1, np.float32)]*40, {'a': (np.zeros(3000), -np.ones(3000), lost)})], sampling_safety=1.)
+    for k in STAKES: assert np.expm1(k*lost/p.sampling_margin).mean() <= p.sampling_misses*k/(1 - k) + 1e-12
+    assert loss_evidence(loss_bets(lost.sum(), 3000, p.sampling_margin, p.sampling_misses)) < 1
