@@ -6,10 +6,10 @@
 __all__ = ['ATTACKS', 'MODELS', 'HOSTILE', 'STEP', 'NEAR', 'HONEST', 'Attack', 'Sent', 'attack', 'honest', 'task_of', 'redo',
            'tuned', 'other', 'decoded', 'whole', 'split', 'Heated', 'Greedy', 'OwnDice', 'chosen', 'best_of_n', 'Fork',
            'fork', 'Loose', 'leak', 'Led', 'prefix_edit', 'half_honest', 'constant', 'random_sketches', 'repeated',
-           'false_logprobs', 'chosen_randomness', 'replay', 'copied', 'copy', 'copied_files', 'late_copy', 'part_copy',
-           'inflated', 'success_lies', 'tampered', 'cherry_picked', 'skipped', 'duplicate_group', 'giant', 'reordered',
-           'cut', 'eos_early', 'forged_eos', 'truncated_lengths', 'edited', 'stale_header', 'hostile', 'bomb',
-           'Variant', 'honest_work']
+           'false_logprobs', 'leaning_logprobs', 'chosen_randomness', 'replay', 'copied', 'copy', 'copied_files',
+           'late_copy', 'part_copy', 'inflated', 'success_lies', 'tampered', 'cherry_picked', 'skipped',
+           'duplicate_group', 'giant', 'reordered', 'cut', 'eos_early', 'forged_eos', 'truncated_lengths', 'edited',
+           'stale_header', 'hostile', 'bomb', 'Variant', 'honest_work']
 
 # %% ../../nbs/attacks/50a_gallery.ipynb #9c9bc860
 import json
@@ -256,6 +256,11 @@ def repeated(lab):
 
 @attack('false log-probs', 'log-probs that are one nat too high')
 def false_logprobs(lab): return [replace(r, logprobs=np.minimum(r.logprobs + 1, 0)) for r in honest(lab)]
+
+@attack('leaning log-probs', 'every log-prob is too low, by nine tenths of what is tolerated')
+def leaning_logprobs(lab):
+    p = lab.params
+    return [replace(r, logprobs=r.logprobs - .9*np.maximum(p.logprob_abs, p.logprob_rel*np.abs(r.logprobs))) for r in honest(lab)]
 
 # %% ../../nbs/attacks/50a_gallery.ipynb #e45c2796
 @attack('chosen randomness', 'rollouts for an open randomness that Mallory likes better, and says so')

@@ -273,13 +273,14 @@ def load_lab(
     "A laboratory with fitted rules; raises `ConfigError`"
     if model == 'tiny':
         from grail.model.tiny import genesis as load
-        rules, sizes = {}, (5, 2)
+        lengths, sizes = {}, (5, 2)
     elif model == 'smollm2':
         from grail.model.smollm import load_smollm2 as load
-        rules, sizes = dict(max_new_tokens=64), (10, 1)
+        lengths, sizes = dict(max_new_tokens=64), (10, 1)
     else: raise ConfigError(f'no laboratory for {model!r}, there are: tiny, smollm2')
     torch.set_num_threads(1)                                     # decides the order of sums, and so the bytes
     (full, tok), (half, _) = load(), load(dtype=torch.bfloat16)
-    asked = replace(profile(model), audit_all_below=100_000, **rules)
+    rules = profile(model)
+    asked = replace(rules, audit_all_below=100_000, max_groups=max(rules.max_groups, many or 0), **lengths)
     env   = make_env(asked.env, tok, data, asked.max_prompt_tokens)
     return Lab(model, dict(float32=full, bfloat16=half), tok, env, asked, many or sizes[0], sizes[1], Path(cache) if cache else None, say).fit()

@@ -9,6 +9,7 @@ __all__ = ['DEADLINE', 'HISTORY', 'POOLED', 'EVERY_ROW', 'MINERS', 'LIFE', 'BLOC
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #38193203
 import json, math
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -176,14 +177,14 @@ def matrix(
     variants=HONEST,
 )->dict:
     "Measure everything: `rules`, `attacks`, `honest`, `verdicts`"
-    out = dict(model=lab.name, tokens=lab.params.max_new_tokens, audited_rollouts=lab.params.audit_groups_max*lab.size,
-               allowed=lab.params.sampling_margin*lab.params.sampling_misses, near=list(NEAR[lab.name]), attacks=[], honest=[], verdicts=[])
+    out = dict(model=lab.name, rules=asdict(lab.params), near=list(NEAR[lab.name]), attacks=[], honest=[], verdicts=[])
     def add(kind, who, made, key):
         found = audits(lab, made, key)
         worst = max(found.values(), key=lambda f: sum(CHECKS[c].severity == 'hard' for c, _, _ in f.failed)) if kind == 'honest' else found['float32']
         out[kind] += cells(who, worst, lab)
         out['verdicts'].append(dict(who=who, honest=kind == 'honest', reason=next((f.reason for f in found.values() if not f.passed), ''),
-                                    distance=distance(found['float32']), lost=losses(found['float32']), **{by: f.passed for by, f in found.items()}))
+                                    distance=distance(found['float32']), lost=losses(found['float32']),
+                                    lengths=[t for _, _, t in found['float32'].audited], **{by: f.passed for by, f in found.items()}))
         lab.say(f'{who}: {"passes" if found["float32"].passed else "fails"}')
     for name in ATTACKS if attacks is None else attacks: add('attacks', name, ATTACKS[name].make(lab), MALLORY)
     for v in variants:
@@ -206,7 +207,7 @@ def faults(
     passed = [v for v in m['verdicts'] if v['who'] in m['near'] and v['float32']]
     out += [f'{v["who"]}: its states are not near honest noise' for v in passed if (v['distance'] or 0.) > far]
     out += [f'{v["who"]}: its tokens are not near honest noise' for v in passed
-            if v['who'] not in shown and float(np.mean(v['lost'] or 0.)) > m['allowed']*m['tokens']]
+            if v['who'] not in shown and sum(v['lost']) > sum(v['lengths'])*m['rules']['sampling_margin']*m['rules']['sampling_misses']]
     out += [f'{l["attack"]}: the history accuses {l["rate"]:.1%} of such honest miners' for l in m['honest'] if l['check'] == HISTORY]
     out += [f'{l["attack"]}: {l["detected"]} honest rollouts fail a hard check' for l in m['honest']
             if l['check'] == 'any' and l['unit'] != 'miner' and l['detected']]

@@ -107,7 +107,8 @@ def fit_logprob(drifts:list, params:ProtocolParams, safety:float, misses:int=0)-
     "Tolerances of claimed log-probs, beyond `safety` times the drift of every honest token"
     need = max((safety*d - np.maximum(1e-3, .02*np.abs(l))).max() for d, l, _ in drifts)
     flat = 1e-3 if need <= 0 else round_digit(safety*max(d.max() for d, _, _ in drifts))
-    return dict(logprob_abs=flat, logprob_rel=.02, logprob_misses=misses)
+    mean = max((np.minimum(d/np.maximum(flat, .02*np.abs(l)), 1)).mean() for d, l, _ in drifts)
+    return dict(logprob_abs=flat, logprob_rel=.02, logprob_misses=misses, logprob_mean=min(1., round_digit(max(.1, 2*mean))))
 
 # %% ../../nbs/verify/23_calibrate.ipynb #6caba6f1
 def fit_sampling(drifts:list, params:ProtocolParams, safety:float)->dict:

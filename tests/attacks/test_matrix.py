@@ -2,19 +2,30 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from grail.attacks.gallery import ATTACKS, HONEST, NEAR, Sent
+from grail.attacks.gallery import ATTACKS, HONEST, NEAR, Sent, half_honest
 from grail.attacks.lab import CHECKPOINT, MALLORY, OPEN, WINDOW, load_lab
-from grail.attacks.matrix import audits, faults, honest_bound, matrix, write
+from grail.attacks.matrix import accused, audits, cells, faults, honest_bound, matrix, together, write
+from grail.core.params import profile
 from grail.protocol.rollout import seal
+from grail.verify.audit import detection, group_count
+from grail.verify.checks import sampling_limit
+from grail.verify.detectors import rollouts_to
+
+NBS = Path(__file__).parents[2]/'nbs'
 
 
 @pytest.fixture(scope='module')
-def m(): return matrix(load_lab())
+def lab(): return load_lab()
+
+@pytest.fixture(scope='module')
+def m(lab): return matrix(lab)
 
 def verdicts(m, honest): return [v for v in m['verdicts'] if v['honest'] is honest]
 
@@ -24,26 +35,65 @@ def test_nothing_is_wrong(m): assert faults(m) == []
 @pytest.mark.parametrize('name', [a for a in ATTACKS if a not in NEAR['tiny']])
 def test_the_attack_is_caught_by_a_check(m, name):
     any_, = (l for l in m['attacks'] if l['attack'] == name and l['check'] == 'any')
-    assert any_['detected'] > 0 or any_['unit'] == 'submission', any_
+    assert any_['detected'] > 0 and any_['rollouts_to_999'] >= 1 and any_['unit'] != 'miner', any_
     checks = [l for l in m['attacks'] if l['attack'] == name and l['check'] != 'any']
-    assert checks and all(0 < l['detected'] <= l['rollouts'] and l['rollouts_to_999'] >= 1 for l in checks)
+    assert checks and all(0 < l['detected'] <= l['rollouts'] for l in checks)
+    assert 0 < any_['per_audit'] <= 1
+
+def allowed(m, v): return m['rules']['sampling_margin']*m['rules']['sampling_misses']*sum(v['lengths'])
 
 @pytest.mark.parametrize('name', NEAR['tiny'])
-def test_what_is_not_caught_is_near_the_difference_of_honest_nodes(m, name):
+def test_what_no_audit_sees_is_accused_by_its_history_or_within_honest_noise(m, name):
     mine, = (v for v in verdicts(m, False) if v['who'] == name)
+    lines = {l['check']: l for l in m['attacks'] if l['attack'] == name}
     assert mine['distance'] <= max(v['distance'] for v in verdicts(m, True))
-    assert np.mean(mine['lost']) <= 3*max(np.mean(v['lost']) for v in verdicts(m, True))
+    if 'history' not in lines: assert sum(mine['lost']) <= allowed(m, mine) and lines['any']['rollouts_to_999'] is None
+    else: assert lines['any']['unit'] == 'miner' and lines['any']['rollouts_to_999'] == lines['history']['rollouts_to_999'] > lines['history']['rollouts']
+
+def test_forks_pass_every_audit_and_the_history_accuses_them(m):
+    mine, = (v for v in verdicts(m, False) if v['who'] == 'fork')
+    assert mine['float32'] and mine['bfloat16'] and sum(mine['lost']) > 1.5*allowed(m, mine)
+    assert [l['unit'] for l in m['attacks'] if l['attack'] == 'fork'] == ['miner', 'miner']
 
 def test_an_attack_that_loses_more_than_honest_nodes_is_never_excused(m):
-    lost = {v['who']: np.mean(v['lost'] or 0) for v in m['verdicts']}
-    assert 'truncated, split' in lost
-    excused = {**m, 'near': [*m['near'], 'truncated, split'], 'verdicts': [{**v, 'float32': True, 'bfloat16': True} if v['who'] == 'truncated, split' else v for v in m['verdicts']]}
+    assert any(v['who'] == 'truncated, split' for v in m['verdicts'])
+    excused = {**m, 'near': [*m['near'], 'truncated, split'], 'attacks': [l for l in m['attacks'] if l['attack'] != 'truncated, split'],
+               'verdicts': [{**v, 'float32': True, 'bfloat16': True} if v['who'] == 'truncated, split' else v for v in m['verdicts']]}
     assert faults(excused) == ['truncated, split: its tokens are not near honest noise']
+
+def test_no_honest_kind_of_miner_is_accused_by_its_history(m):
+    assert not [l for l in m['honest'] if l['check'] == 'history']
+    assert sum(sum(v['lost']) > 0 for v in verdicts(m, True)) >= 2            # there was something to add up
+
+def test_who_cheats_in_whole_groups_is_found_when_one_of_them_is_audited(lab):
+    rows = half_honest(lab)
+    found = audits(lab, rows)['float32']
+    bad, groups = len({g for _, g, _ in found.failed if g >= 0}), found.rollouts//lab.size
+    line = next(l for l in cells('half', found, lab) if l['check'] == 'sampling')
+    assert 0 < bad < groups and np.isclose(line['per_audit'], detection(bad/groups, groups, group_count(groups, profile('tiny'))), atol=1e-6)
+    assert line['rollouts_to_999'] > rollouts_to(line['rate'])                # rollouts of a group fall together
+
+def test_one_submission_is_no_sample_so_no_bound_is_given(m):
+    assert all((l['rate_low95'] is None) == (l['unit'] != 'rollout') for l in m['attacks'] + m['honest'])
+
+@pytest.mark.parametrize('mean, found', [(.1, True), (.02, False)])
+def test_the_simulated_history_accuses_who_loses_more_than_the_rules_allow(mean, found):
+    rules = replace(profile('smollm2'), sampling_margin=.1, sampling_misses=.02)                      # 0.032 nats in 16 tokens
+    at = accused(np.full((10, 4), mean), np.full((10, 4), 16.), rules)
+    assert np.isfinite(at).all() if found else not np.isfinite(at).any()
+    assert not found or at.min() == at.max() > 50                                                    # all miners are alike
+    share = together(np.full((10, 4), mean*100), np.full((10, 4), 16.), rules)
+    assert share[-1] == (1 if mean*4000 > sampling_limit(640, rules) else 0) and len(share) == 40
 
 def test_no_honest_rollout_fails_a_hard_check(m):
     failures, rollouts, bound = honest_bound(m)
     assert failures == 0 and rollouts >= 300 and bound < .01
     assert len(verdicts(m, True)) == len(HONEST)
+
+def test_the_smollm2_profile_has_the_rules_that_were_fitted_to_the_real_model():
+    rules, p = json.loads((NBS/'attacks'/'matrix_smollm2.json').read_text())['rules'], profile('smollm2')
+    names = 'logprob_abs', 'logprob_rel', 'logprob_misses', 'logprob_mean', 'sampling_margin', 'sampling_misses'
+    assert {n: rules[n] for n in names} == {n: getattr(p, n) for n in names}
 
 def test_both_validators_agree_about_every_submission(m):
     assert len(m['verdicts']) == len(ATTACKS) + len(HONEST)
@@ -55,7 +105,7 @@ def test_the_proof_does_not_see_who_chose_the_tokens_and_the_dice_do(m, name):
     assert 'proof' not in checks and 'environment' not in checks and 'sampling' in checks
 
 @pytest.mark.parametrize('name, check', {
-    'constant sketches': 'proof', 'random sketches': 'proof', 'repeated dimension': 'proof', 'false log-probs': 'logprob',
+    'constant sketches': 'proof', 'random sketches': 'proof', 'repeated dimension': 'proof', 'false log-probs': 'logprob', 'leaning log-probs': 'logprob',
     'chosen randomness': 'structural', 'replay': 'environment', 'copy': 'environment', 'copied files': 'structural', 'late copy': 'deadline',
     'inflated rewards': 'environment', 'success lies': 'environment', 'tampered prompt': 'environment', 'cherry-picked tasks': 'environment',
     'skipped groups': 'structural', 'duplicate group': 'environment', 'giant junk group': 'structural', 'reordered rollouts': 'sampling',

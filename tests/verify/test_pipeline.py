@@ -232,6 +232,17 @@ def test_a_missed_log_prob_is_near_the_truth_wherever_it_is(rows, misses, by, si
             found = check_logprob(replace(r, logprobs=claimed), own, b'audit', 'd'*64, rules)
             assert found.passed == (by <= 1 or n <= misses and by <= MISS), found
 
+@pytest.mark.parametrize('sign', [1, -1])
+def test_who_leans_on_the_tolerance_in_every_token_fails(rows, sign):
+    r = max(rows, key=lambda r: r.length)
+    for n in range(4, r.length + 1):
+        own   = r.logprobs[:n].astype(np.float64) - 1
+        allow = np.maximum(TINY.logprob_abs, TINY.logprob_rel*np.abs(own))
+        short = replace(r, tokens=r.tokens[:r.prompt_length + n], proof=r.proof[:n], logprobs=own)
+        judge = lambda by: check_logprob(replace(short, logprobs=own + sign*by*allow), own, b'audit', 'd'*64, TINY)
+        assert not judge(.95).passed and 'on average' in judge(.95).reason
+        assert judge(TINY.logprob_mean).passed                             # as far off as honest nodes may be
+
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf, -3.4e38])
 def test_no_number_passes_as_a_miss_only_because_it_is_one(rows, value):
     for at in range(rows[0].length):
