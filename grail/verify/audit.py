@@ -15,7 +15,7 @@ from ..core.basics import FormatError
 from ..core.params import ProtocolParams
 from ..core.window import WINDOW_LENGTH
 from ..protocol.randomness import as_part, prf
-from .detectors import BINS, LIFETIME, STAKES, history_evidence, loss_bets
+from .detectors import BINS, LIFETIME, STAKES, history_evidence, loss_bets, place_bets
 
 # %% ../../nbs/verify/22_audit.ipynb #0c68d34b
 def draw(
@@ -141,7 +141,7 @@ class Ledger:
     audits:dict=field(default_factory=dict)        # hotkey -> number of audits ever
     failures:dict=field(default_factory=dict)      # hotkey -> number of failed audits ever
     places:dict=field(default_factory=dict)        # hotkey -> counts of its audited tokens' places, since it was last accused
-    bets:dict=field(default_factory=dict)          # hotkey -> log capital of each bet against what they lost, since then
+    bets:dict=field(default_factory=dict)          # hotkey -> log capital of each bet on what they lost, since then
 
     def banned(self, hotkey:str, window:int)->bool:
         "Is `hotkey` out in the window that starts at `window`?"
@@ -184,12 +184,12 @@ def record(self:Ledger, verdict, claimed:int=None):
 
 def _history(self:Ledger, hotkey, verdict):
     "Add what an audit saw; True if all of it together accuses the miner, whose count then starts anew"
-    add    = lambda a, b: [x + y for x, y in zip(a, b)]
-    places = add(self.places.get(hotkey, [0]*BINS), verdict.places or [0]*BINS)
-    bets   = add(self.bets.get(hotkey, [0.]*len(STAKES)),
-                 loss_bets(verdict.lost, verdict.tokens, self.params.sampling_margin, self.params.sampling_misses))
-    odd    = history_evidence(places, bets) >= LIFETIME
-    self.places[hotkey], self.bets[hotkey] = ([0]*BINS, [0.]*len(STAKES)) if odd else (places, bets)
+    p, places = self.params, [a + b for a, b in zip(self.places.get(hotkey, [0]*BINS), verdict.places or [0]*BINS)]
+    new  = loss_bets(verdict.lost, verdict.tokens, p.sampling_margin, p.sampling_misses)
+    bets = place_bets(self.bets.get(hotkey), new, self.audits.get(hotkey, 0) + 1).tolist()
+    if odd := history_evidence(places, bets) >= LIFETIME:
+        for memory in (self.places, self.bets): memory.pop(hotkey, None)
+    else: self.places[hotkey], self.bets[hotkey] = places, bets
     return odd
 
 Ledger.submitted, Ledger.record, Ledger._history = submitted, record, _history

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BINS', 'PRIOR', 'MIN_ENTROPY', 'STAKES', 'ALPHA', 'WINDOWS_A_YEAR', 'LIFETIME', 'SINGLE', 'step_statistics',
            'trace_features', 'roc', 'auc', 'rollouts_to', 'surprise_z', 'pit_noise', 'pit', 'ks_test', 'bin_counts',
-           'log_evidence', 'loss_bets', 'loss_evidence', 'history_evidence']
+           'log_evidence', 'loss_bets', 'place_bets', 'loss_evidence', 'history_evidence']
 
 # %% ../../nbs/verify/20_detectors.ipynb #42b72541
 import math
@@ -166,12 +166,21 @@ def loss_bets(
     tokens:int,     # how many they were; 0: sampling is free
     margin:float,   # mean honest loss where there is one, in nats (`sampling_margin`)
     misses:float,   # fraction of honest tokens with a loss (`sampling_misses`)
-)->list:            # [4] log of each E: what different audits of a miner give adds up
-    "Bets against honest numerics, one for each stake (sub-gamma processes of Howard et al. 2020)"
-    return [k*nats/max(margin, 1e-12) - tokens*misses*k/(1 - k) for k in STAKES]
+)->np.ndarray:      # [..., 4] log of what each stake multiplies its bet by
+    "Bets of one audit against honest numerics (sub-gamma processes of Howard et al. 2020)"
+    return np.stack([k*np.asarray(nats)/max(margin, 1e-12) - np.asarray(tokens)*misses*k/(1 - k) for k in STAKES], -1)
+
+def place_bets(
+    bets,           # [..., 4] log capital after the audits before; None: this is the first
+    new,            # [..., 4] `loss_bets` of this one
+    audit:int,      # its number, from 1
+)->np.ndarray:      # [..., 4] log capital after it
+    "Add what was kept for this audit, and play"
+    kept = -math.log(audit*(audit + 1))
+    return new + (kept if bets is None else np.logaddexp(bets, kept))
 
 def loss_evidence(
-    bets,           # [..., 4] sum of `loss_bets` of all audits
+    bets,           # [..., 4] of `place_bets`
 )->float:           # [...] natural log of E
     "How strongly the losses of a miner's history speak against it"
     return np.logaddexp.reduce(bets, axis=-1) - math.log(len(STAKES))
@@ -179,7 +188,7 @@ def loss_evidence(
 # %% ../../nbs/verify/20_detectors.ipynb #91925a83
 def history_evidence(
     counts,         # [BINS] places of all audited tokens
-    bets,           # [4] sum of the `loss_bets` of all audits
+    bets,           # [4] of `place_bets`
 )->float:           # natural log of E
     "How strongly a miner's whole history speaks against it: the average of both bets"
     return float(np.logaddexp(log_evidence(counts), loss_evidence(bets))) - math.log(2)

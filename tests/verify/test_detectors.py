@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grail.core.params import TINY
 from grail.verify.calibrate import Sample, bound95, calibrate, fit_logprob, round_digit, soft_false_positives
 from grail.verify.detectors import (BINS, LIFETIME, SINGLE, STAKES, auc, bin_counts, history_evidence, ks_test,
-                                    log_evidence, loss_bets, loss_evidence, pit, pit_noise, roc, rollouts_to,
+                                    log_evidence, loss_bets, loss_evidence, pit, place_bets, pit_noise, roc, rollouts_to,
                                     step_statistics, surprise_z, trace_features)
 
 
@@ -125,23 +125,37 @@ def test_soft_failures_of_honest_miners_are_as_rare_as_stated():
     assert math.isclose(bound95(0, 300), 1 - .05**(1/300), rel_tol=1e-6) and bound95(3, 300) > bound95(0, 300)
 
 
-@given(st.floats(0, 100), st.integers(0, 10**6), st.floats(0, 100), st.integers(0, 10**6))
-def test_bets_on_losses_add_up_over_audits_and_honest_exactness_earns_none(a, n, b, m):
-    rules = .1, .02
-    assert np.allclose(loss_bets(a + b, n + m, *rules), np.add(loss_bets(a, n, *rules), loss_bets(b, m, *rules)))
+@given(st.floats(0, 100), st.integers(0, 10**6), st.integers(1, 10**5))
+def test_a_bet_is_worth_what_was_placed_times_what_it_won(nats, n, audit):
+    new, rules = loss_bets(nats, n, .1, .02), (.1, .02)
+    assert np.allclose(new, np.add(loss_bets(nats/2, n/2, *rules), loss_bets(nats/2, n/2, *rules)))
+    before = np.array([-3., 0., 1., 2.])
+    assert np.allclose(np.exp(place_bets(before, new - new, audit)), np.exp(before) + 1/(audit*(audit + 1)))
+    assert np.allclose(place_bets(None, new, audit), place_bets(np.full(4, -np.inf), new, audit))
     assert loss_evidence(loss_bets(0., n, *rules)) <= 1e-9
 
-@pytest.mark.parametrize('rate', [.02, .01])
+def test_what_is_placed_over_all_audits_is_never_more_than_one():
+    bets = None
+    for t in range(1, 2000): bets = place_bets(bets, np.zeros(4), t)           # nothing won, nothing lost
+    assert .999 < math.exp(loss_evidence(bets)) <= 1
+
+def lives(misses, allowed, n, audits=150, before=0, tokens=1024, margin=.1):
+    rng, bets, best = np.random.default_rng(7), None, np.full(n, -np.inf)
+    for t in range(before + audits):
+        hits = rng.binomial(tokens, misses*(t >= before), n)
+        bets = place_bets(bets, loss_bets(rng.standard_gamma(np.maximum(hits, 1e-9))*margin*(hits > 0), tokens, margin, allowed), t + 1)
+        best = np.maximum(best, loss_evidence(bets))
+    return best
+
+@pytest.mark.parametrize('rate', [.02, .005])
 def test_honest_losses_are_accused_no_more_often_than_stated_and_twice_as_many_are_found(rate):
-    rng, steps, margin = np.random.default_rng(7), 64, .1
-    def lives(misses, n=1500, rollouts=600):
-        hits = rng.binomial(steps, misses, (n, rollouts))
-        lost = (rng.standard_gamma(np.maximum(hits, 1e-9))*margin*(hits > 0)).cumsum(1)
-        return loss_evidence(np.stack(loss_bets(lost, steps*np.arange(1, rollouts + 1), margin, rate), -1))
-    honest = (lives(rate).max(1) >= math.log(20)).mean()
-    assert 0 < honest <= .05 + 3*math.sqrt(.05*.95/1500)
-    assert (lives(2*rate, 300) >= LIFETIME).any(1).mean() > .99
-    assert history_evidence([0]*BINS, loss_bets(0., 640, margin, rate)) <= 0
+    n = 3000
+    assert 0 < (lives(rate, rate, n) >= math.log(20)).mean() <= .05 + 3*math.sqrt(.05*.95/n)
+    assert (lives(2*rate, rate, 300) >= LIFETIME).mean() > .99
+    assert history_evidence([0]*BINS, place_bets(None, loss_bets(0., 640, .1, rate), 1)) <= 0
+
+def test_a_year_of_exactness_is_no_credit_for_cheating():
+    assert (lives(.04, .02, 200, audits=60, before=1000) >= LIFETIME).all()
 
 @settings(max_examples=30)
 @given(st.floats(.001, .3), st.floats(.002, .5), st.sampled_from(['exponential', 'uniform', 'constant']), st.integers(0, 99))
