@@ -373,7 +373,7 @@ def bomb(lab):
 
 # %% ../../nbs/attacks/50a_gallery.ipynb #58e8a063
 STEP  = ('one step', 'one step, split')
-NEAR  = {'tiny': ('int8', 'int8, split', 'fork', *STEP), 'smollm2': ('int8, split', 'fork', *STEP)}   # what one audit does not see, by laboratory
+NEAR  = {'tiny': ('int8', 'int8, split', 'fork', *STEP), 'smollm2': ('int8, split', 'fork', *STEP)}   # what one audit does not see
 
 # %% ../../nbs/attacks/50a_gallery.ipynb #77ab3a32
 @dataclass(frozen=True)
@@ -384,8 +384,9 @@ class Variant:
     rows:int=16            # batch size of generation; at 16 prompts of different lengths are padded on the left
     groups:float=1.        # of the groups that an attack has
 
-HONEST = [Variant('bfloat16, batch 16, padded', groups=2), Variant('float32, batch 16, padded', 'float32'), Variant('bfloat16, eager', 'bfloat16 eager'),
-          Variant('float32, eager', 'float32 eager'), Variant('bfloat16, batch 4', rows=4, groups=2), Variant('bfloat16, batch 1', rows=1, groups=.5)]
+HONEST = [Variant('bfloat16, batch 16, padded', groups=2), Variant('float32, batch 16, padded', 'float32'),
+          Variant('bfloat16, eager', 'bfloat16 eager'), Variant('float32, eager', 'float32 eager'),
+          Variant('bfloat16, batch 4', rows=4, groups=2), Variant('bfloat16, batch 1', rows=1, groups=.5)]
 
 def honest_work(lab:Lab, v:Variant)->list:
     "The rollouts of an honest miner of this kind, under a key of its own"

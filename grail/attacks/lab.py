@@ -253,7 +253,8 @@ def examined(self:Lab,
                              env=self.env, params=self.params, open=OPEN, audit=AUDIT, calibration=self.calibration, **when)
         rows = decode_body(body, self.params) if any(r.name == 'environment' for r in results) else []
         size = {(r.group, r.index): r.length for r in rows}
-        return canonical_json(dict(passed=v.passed, reason=v.reason, rollouts=len(rows) or self.size, failed=[[r.name, r.group, r.index] for r in results if not r.passed],
+        return canonical_json(dict(passed=v.passed, reason=v.reason, rollouts=len(rows) or self.size,
+                                   failed=[[r.name, r.group, r.index] for r in results if not r.passed],
                                    values=[[r.name, r.group, r.index, round6(r.value)] for r in results if r.name in ('proof', 'sampling')],
                                    audited=[[r.group, r.index, size[r.group, r.index]] for r in results if r.name == 'proof']))
     unsigned = json.loads(header) if header[:1] == b'{' else {}

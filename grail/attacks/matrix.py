@@ -140,8 +140,9 @@ def cells(
     for check, g, i in found.failed: hit.setdefault((label(check, g), 'rollout' if g >= 0 else 'submission'), set()).add((g, i))
     if not found.passed and not hit: hit[DEADLINE, 'submission'] = {(-1, -1)}
     known = lambda check: (1, 1.) if check in EVERY_ROW else (n, 1. if n <= read else None)
-    out   = [line(who, check, unit, n, n, *known(check)) if unit == 'submission' else line(who, check, unit, n, len(at), *caught(at, check, found, lab))
-             for (check, unit), at in hit.items() if check != 'sampling' + POOLED] + remembered(who, found, lab)
+    cell  = lambda check, unit, at: (line(who, check, unit, n, n, *known(check)) if unit == 'submission' else
+                                     line(who, check, unit, n, len(at), *caught(at, check, found, lab)))
+    out   = [cell(*what, at) for what, at in hit.items() if what[0] != 'sampling' + POOLED] + remembered(who, found, lab)
     hard  = [l for l in out if l['check'] in (DEADLINE, HISTORY) or CHECKS[l['check'].removesuffix(POOLED)].severity == 'hard']
     some  = set().union(*(hit[l['check'], 'rollout'] for l in hard if l['unit'] == 'rollout'))
     last  = line(who, 'any', 'rollout', n, len(some), *caught(some, 'any', found, lab))
@@ -233,14 +234,15 @@ def draw_matrix(
     ax  = fig.subplots()
     ax.imshow([[rates.get((w, c), (0, ''))[0] for c in COLUMNS] for w in whos], cmap='Greys', vmin=0, vmax=1.25, aspect='auto')
     for (w, c), (rate, unit) in rates.items():
-        if rate: ax.text(COLUMNS.index(c), whos.index(w), f'{100*rate:.0f}' if unit == 'rollout' else unit[:3].replace('sub', 'all'), ha='center', va='center', fontsize=7,
-                         color='white' if rate > .6 else 'black')
+        what = {'rollout': f'{100*rate:.0f}', 'submission': 'all', 'miner': 'min'}[unit]
+        if rate: ax.text(COLUMNS.index(c), whos.index(w), what, ha='center', va='center', fontsize=7, color='white' if rate > .6 else 'black')
     split = next((i for i, w in enumerate(whos) if w in first), len(whos))
     ax.axhline(split - .5, color='black', lw=1)
     ax.set_xticks(range(len(COLUMNS)), COLUMNS, rotation=40, ha='left', fontsize=8)
     ax.xaxis.tick_top()
     ax.set_yticks(range(len(whos)), whos, fontsize=7.5)
-    ax.set_xlabel(f'{m["model"]}: per cent of the rollouts that a check refuses; "all": the submission as a whole, "min": the miner; below the line: honest miners', fontsize=8)
+    ax.set_xlabel(f'{m["model"]}: per cent of the rollouts that a check refuses; "all": the submission as a whole, "min": the miner;\n'
+                  'below the line: honest miners', fontsize=8)
     return fig
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #fe62e306

@@ -65,7 +65,8 @@ class ProtocolParams:
 
 # %% ../../nbs/core/02_params.ipynb #2f0a1bbc
 CHOICES = {'sampling': ('free', 'seeded'), 'proof': ('grail-v1', 'grail-v2'), 'tasks': ('uniform', 'curriculum')}
-FRACTIONS = ('top_p', 'soft_fraction', 'audit_fraction', 'audit_group_fraction', 'sampling_misses', 'logprob_mean', 'dist_q10', 'dist_median', 'eos_min_prob')
+FRACTIONS = ('top_p', 'soft_fraction', 'audit_fraction', 'audit_group_fraction', 'sampling_misses', 'logprob_mean',
+             'dist_q10', 'dist_median', 'eos_min_prob')
 ZERO_OK = ('top_k', 'logprob_misses', 'dist_min_tokens', 'grace_seconds', 'logprob_abs', 'logprob_rel', 'sampling_margin',
            'sketch_tolerance', 'audit_all_below', 'ban_windows')
 
@@ -97,12 +98,14 @@ def params_digest(p:ProtocolParams)->str:
 
 # %% ../../nbs/core/02_params.ipynb #0cf813df
 GRAIL_V0 = ProtocolParams()
-TINY     = ProtocolParams(profile='tiny', env='sort6', max_new_tokens=8, sampling='seeded', proof='grail-v2', challenge_positions=8, logprob_misses=0, logprob_mean=0.1,
-                          sampling_margin=0.001, sampling_misses=0.0018, dist_min_tokens=4, dist_q10=0.003, dist_median=0.02, dist_initial_tokens=4,
+TINY     = ProtocolParams(profile='tiny', env='sort6', max_new_tokens=8, sampling='seeded', proof='grail-v2', challenge_positions=8,
+                          logprob_misses=0, logprob_mean=0.1, sampling_margin=0.001, sampling_misses=0.0018,
+                          dist_min_tokens=4, dist_q10=0.003, dist_median=0.02, dist_initial_tokens=4,
                           audit_group_fraction=1.0, audit_groups_max=4, max_groups=256, max_prompt_tokens=16, max_body_bytes=4_000_000)
 STANDARD = replace(GRAIL_V0, profile='standard', proof='grail-v2', sampling='seeded', audit_group_fraction=1.0, audit_groups_max=4)
 SMOLLM2  = replace(STANDARD, profile='smollm2', env='gsm8k', rollouts_per_group=4, max_new_tokens=32, logprob_abs=0.8, logprob_mean=0.1,
-                   sampling_margin=0.086, sampling_misses=0.025, dist_q10=1e-4, dist_median=0.04, max_groups=64, max_prompt_tokens=512, max_body_bytes=16_000_000)
+                   sampling_margin=0.086, sampling_misses=0.025, dist_q10=1e-4, dist_median=0.04,
+                   max_groups=64, max_prompt_tokens=512, max_body_bytes=16_000_000)
 PROFILES = {p.profile: p for p in (GRAIL_V0, STANDARD, TINY, SMOLLM2)}
 
 def profile(name:str)->ProtocolParams:
