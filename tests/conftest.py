@@ -15,7 +15,8 @@ for name, value in dict(OMP_NUM_THREADS='1', TOKENIZERS_PARALLELISM='false', MPL
 ROOT = Path(__file__).resolve().parent.parent
 for p in (ROOT, ROOT/'tests'):
     if str(p) not in sys.path: sys.path.insert(0, str(p))
-os.environ['PYTHONPATH'] = os.pathsep.join([str(ROOT), str(ROOT/'tests'/'loopback')] + [p for p in [os.environ.get('PYTHONPATH')] if p])    # for processes that tests start
+os.environ['PYTHONPATH'] = os.pathsep.join([str(ROOT), str(ROOT/'tests'/'loopback')]   # for processes that tests start
+                                           + [p for p in [os.environ.get('PYTHONPATH')] if p])
 
 import pytest
 
@@ -87,5 +88,7 @@ def flags(request): return request.config.getoption('--flags').split()
 def data():
     "The folder with the evaluation sets; they are not part of the repository"
     path = Path(os.environ.get('GRAIL_DATA', ROOT.parent/'shared'/'data'))
-    if not path.is_dir(): pytest.skip('no evaluation data: set GRAIL_DATA to a folder with gsm8k_test.jsonl, math500_test.json and amc23_test.jsonl')
+    if not path.is_dir():
+        pytest.skip('no evaluation data: set GRAIL_DATA to a folder with gsm8k_test.jsonl, '
+                    'math500_test.json and amc23_test.jsonl')
     return path

@@ -3,7 +3,8 @@
     python tests/docs.py [--renderer quarto|smalldocs]
 
 nbdev prepares the pages (it runs the imports and exported cells for the reference tables; all other outputs are the saved ones), in a copy,
-so that the working tree is left alone. Quarto renders them where it is installed; else smalldocs, which reads the same `_quarto.yml`. Then, with
+so that the working tree is left alone. \
+Quarto renders them where it is installed; else smalldocs, which reads the same `_quarto.yml`. Then, with
 either: every notebook has its page, and every link and picture inside the site exists, anchors too. Nothing is fetched."""
 import argparse
 import os
@@ -53,7 +54,8 @@ def renumber(proc):
     for path in [*proc.rglob('*.ipynb'), proc/'_quarto.yml']:
         text = path.read_text(encoding='utf-8')
         if path.suffix == '.yml': text = link.sub(r'\1\2', text)
-        else: text = re.sub(r'(\]\()([^)\s]+\.ipynb)', lambda m: m[1] + link.sub(r'\1\2', m[2]), re.sub(r'\n *"output-file: [^"]*",', '', text))
+        else: text = re.sub(r'(\]\()([^)\s]+\.ipynb)', lambda m: m[1] + link.sub(r'\1\2', m[2]),
+                            re.sub(r'\n *"output-file: [^"]*",', '', text))
         path.write_text(text, encoding='utf-8')
         if STEM.match(path.name): path.rename(path.with_name(STEM.sub('', path.name)))
 

@@ -112,7 +112,8 @@ def output_text(out):
     data = out.get('data', {})
     if out['output_type'] == 'stream': return '\n'.join(('    '+l).rstrip() for l in ''.join(out['text']).splitlines())
     if 'text/markdown' in data: return ''.join(data['text/markdown']).strip()
-    if 'image/png' in data: raise ValueError('the index shows a figure as an output; save it below nbs/images/ and show it with ![](images/...)')
+    if 'image/png' in data:
+        raise ValueError('the index shows a figure as an output; save it below nbs/images/ and show it with ![](images/...)')
     return '\n'.join(('    '+l).rstrip() for l in ''.join(data['text/plain']).splitlines())
 
 def readme():

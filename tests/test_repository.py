@@ -107,10 +107,12 @@ def names(tree, context):
     import ast
     found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
     if context is ast.Load: return found
-    return found | {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)} | {n.name for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler)}
+    return (found | {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+            | {n.name for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler)})
 
 def test_cells_with_imports_need_no_other_cell():
-    "For the site's reference tables nbdev runs exported cells and those with imports, no others: what shares a cell with an import has only their names"
+    ("For the site's reference tables nbdev runs exported cells and those with imports, no others: "
+     "what shares a cell with an import has only their names")
     import ast
     from execnb.nbio import read_nb
     faults = []
@@ -177,7 +179,8 @@ def test_what_is_imported_is_required_by_the_settings(folder):
     asked |= {canonicalize_name(Requirement(r).name) for a in asked if a in installed for r in installed[a].requires or []}
     owns, ours = packages_distributions(), {p.stem for p in (ROOT/'tests').rglob('*')} | {'grail'}
     used = {m: p.name for p in sorted((ROOT/folder).rglob('*.py')) for m in imports(p) if m not in sys.stdlib_module_names | ours}
-    assert {m: f for m, f in used.items() if not asked & {canonicalize_name(d) for d in owns.get(m, [m])}} == {}, 'in no requirement of settings.ini'
+    assert {m: f for m, f in used.items()
+            if not asked & {canonicalize_name(d) for d in owns.get(m, [m])}} == {}, 'in no requirement of settings.ini'
 
 def test_this_environment_is_the_pinned_one():
     from importlib.metadata import distributions
@@ -188,9 +191,11 @@ def test_this_environment_is_the_pinned_one():
 
 def test_dead_links_and_missing_pages_are_found(tmp_path):
     (tmp_path/'index.html').write_text('<h2 id="a"></h2><a href="#a">1</a><a href="b.html">2</a><a href="#c">3</a>'
-                                       '<a href="https://grail.example/g/b.html">4</a><a href="https://elsewhere.example/x">5</a><img src="no.png">')
+                                       '<a href="https://grail.example/g/b.html">4</a><a href="https://elsewhere.example/x">5</a>'
+                                       '<img src="no.png">')
     wrong = docs.check(tmp_path, [Path('index.ipynb'), Path('core/01_window.ipynb')], 'https://grail.example/g/')
-    assert wrong == ['core/01_window.ipynb has no page core/window.html', 'index.html: #c: no such anchor', 'index.html: b.html leads nowhere',
+    assert wrong == ['core/01_window.ipynb has no page core/window.html', 'index.html: #c: no such anchor',
+                     'index.html: b.html leads nowhere',
                      'index.html: https://grail.example/g/b.html leads nowhere', 'index.html: no.png leads nowhere']
 
 @pytest.mark.slow

@@ -64,7 +64,8 @@ def parse_rules(
 # %% ../../nbs/cli/44_main.ipynb #c860da0c
 @app.command()
 def simulate(
-    profile:Annotated[Optional[str], typer.Option(help='Protocol parameters: tiny, smollm2, standard, grail_v0. [default: the model\'s]')]=None,
+    profile:Annotated[Optional[str], typer.Option(
+        help='Protocol parameters: tiny, smollm2, standard, grail_v0. [default: the model\'s]')]=None,
     model:Annotated[Optional[str], typer.Option(help='What is trained: tiny or smollm2. [default: tiny]')]=None,
     env:Annotated[Optional[str], typer.Option(help="Environment; the profile's if left out.")]=None,
     data:Annotated[Optional[Path], typer.Option(help='File with the questions, where the environment needs one.', exists=True)]=None,

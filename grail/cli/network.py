@@ -28,7 +28,8 @@ def _options():
     for f in fields(NodeSettings):
         if f.metadata['secret']: continue                 # a command line can be read by everybody on the machine
         names = [f'--{f.name.replace("_", "-")}'] + ([f'--no-{f.name.replace("_", "-")}'] if f.type is bool else [])
-        yield f.name, Optional[f.type], typer.Option('/'.join(names), help=f.metadata['help'].replace('`', '') + f'. [env: GRAIL_{f.name.upper()}]')
+        yield (f.name, Optional[f.type],
+               typer.Option('/'.join(names), help=f.metadata['help'].replace('`', '') + f'. [env: GRAIL_{f.name.upper()}]'))
 
 # %% ../../nbs/cli/44c_network.ipynb #3c595417
 def _command(name:str, doc:str):
@@ -98,8 +99,11 @@ def _doctor(role:str='mine', config=None, **flags):
         for text in sentences or ['nothing found']: out.print(f'{what:>18}: {text}', markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(int(any(sentences for _, sentences in found)))
 
-_own = [inspect.Parameter('role', inspect.Parameter.KEYWORD_ONLY, default='mine', annotation=Annotated[str, typer.Argument(help='mine, validate or train')])]
-_doctor.__signature__   = inspect.Signature(_own + [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[t, o]) for n, t, o in _options()])
+_own = [inspect.Parameter('role', inspect.Parameter.KEYWORD_ONLY, default='mine',
+                          annotation=Annotated[str, typer.Argument(help='mine, validate or train')])]
+_doctor.__signature__   = inspect.Signature(
+    _own + [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[t, o])
+            for n, t, o in _options()])
 _doctor.__annotations__ = {p.name: p.annotation for p in _doctor.__signature__.parameters.values()}
 _doctor.__doc__         = 'Look for the likeliest mistakes in the settings, the keys, the bucket, the chain and the beacon.'
 app.command('doctor')(_doctor)

@@ -103,8 +103,8 @@ TINY     = ProtocolParams(profile='tiny', env='sort6', max_new_tokens=8, samplin
                           dist_min_tokens=4, dist_q10=0.003, dist_median=0.02, dist_initial_tokens=4,
                           audit_group_fraction=1.0, audit_groups_max=4, max_groups=256, max_prompt_tokens=16, max_body_bytes=4_000_000)
 STANDARD = replace(GRAIL_V0, profile='standard', proof='grail-v2', sampling='seeded', audit_group_fraction=1.0, audit_groups_max=4)
-SMOLLM2  = replace(STANDARD, profile='smollm2', env='gsm8k', rollouts_per_group=4, max_new_tokens=32, logprob_abs=0.8, logprob_mean=0.1,
-                   sampling_margin=0.086, sampling_misses=0.025, dist_q10=1e-4, dist_median=0.04,
+SMOLLM2  = replace(STANDARD, profile='smollm2', env='gsm8k', rollouts_per_group=4, max_new_tokens=32, logprob_abs=0.9, logprob_mean=0.1,
+                   sampling_margin=0.086, sampling_misses=0.026, dist_q10=1e-4, dist_median=0.04,
                    max_groups=64, max_prompt_tokens=512, max_body_bytes=16_000_000)
 PROFILES = {p.profile: p for p in (GRAIL_V0, STANDARD, TINY, SMOLLM2)}
 

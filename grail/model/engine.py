@@ -114,7 +114,8 @@ def _start(self:TransformersEngine, prompts, new):
     ids, mask, start = (x if x is None else x.to(self.model.device) for x in pad_left(list(number)))
     width, cache = ids.shape[1], DynamicCache(config=self.model.config)
     place = None if mask is None else (torch.arange(width, device=ids.device) - start[:, None]).clamp(min=0)
-    states = body(self.model)(input_ids=ids, attention_mask=mask, position_ids=place, past_key_values=cache, use_cache=True).last_hidden_state
+    states = body(self.model)(input_ids=ids, attention_mask=mask, position_ids=place,
+                              past_key_values=cache, use_cache=True).last_hidden_state
     if any(type(layer) is not DynamicLayer for layer in cache.layers):
         raise ConfigError(f'{type(self.model).__name__} keeps more than plain keys and values; this engine cannot run it')
     cache.layers = [Shelf(layer, rows, width+new) for layer in cache.layers]

@@ -60,7 +60,8 @@ def config_to_dict(model)->dict:
     "The architecture in plain values"
     known = {f.name for f in fields(model.config)} - SILENT
     values = {k: v for k, v in model.config.to_dict().items() if k in known}
-    return {**values, 'model_type': model.config.model_type, 'architectures': [type(model).__name__], 'dtype': str(model.dtype).removeprefix('torch.')}
+    return {**values, 'model_type': model.config.model_type, 'architectures': [type(model).__name__],
+            'dtype': str(model.dtype).removeprefix('torch.')}
 
 # %% ../../nbs/model/17_files.ipynb #3e555900
 def tokenizer_to_dict(tokenizer)->dict:
@@ -103,7 +104,8 @@ def config_from_dict(d:dict, attention:str='sdpa'):
     many = [k for k, v in d.items() if k.startswith('num_') and isinstance(v, int) and v > MOST]
     if many: raise FormatError(f'{many[0]} = {d[many[0]]}, at most {MOST} are read')
     try: out = kind(**{k: v for k, v in d.items() if k in known})
-    except Exception as e: raise FormatError(f'{kind.__name__}: {str(e)[:200]}') from e     # what odd values make a class raise is nowhere listed
+    except Exception as e:                                              # what odd values make a class raise is nowhere listed
+        raise FormatError(f'{kind.__name__}: {str(e)[:200]}') from e
     odd = [k for k in ENDS if getattr(out, k, None) is not None and not _ids(k, getattr(out, k), out.vocab_size)]
     if odd: raise FormatError(f'{odd[0]} is not in the vocabulary of {out.vocab_size}')
     out._attn_implementation = attention
@@ -146,10 +148,12 @@ def tokenizer_from(data:bytes, settings:dict)->PreTrainedTokenizerFast:
     "Read the two tokenizer files; raises `FormatError`"
     try: core = Tokenizer.from_str(data.decode())
     except Exception as e: raise FormatError(f'tokenizer.json: {str(e)[:200]}') from e      # the library raises plain `Exception`
-    allowed = dict.fromkeys((*TOKENS, 'chat_template', 'padding_side', 'tokenizer_class'), str) | {'model_max_length': int, 'clean_up_tokenization_spaces': bool}
+    allowed = (dict.fromkeys((*TOKENS, 'chat_template', 'padding_side', 'tokenizer_class'), str)
+               | {'model_max_length': int, 'clean_up_tokenization_spaces': bool})
     if not isinstance(settings, dict): raise FormatError('tokenizer_config.json is not an object')
     odd = sorted(k for k, v in settings.items() if type(v) is not allowed.get(k))
-    if odd or settings.get('padding_side', 'right') not in ('left', 'right'): raise FormatError(f'tokenizer_config.json: not understood: {odd[:5] or "padding_side"}')
+    if odd or settings.get('padding_side', 'right') not in ('left', 'right'):
+        raise FormatError(f'tokenizer_config.json: not understood: {odd[:5] or "padding_side"}')
     missing = [settings[k] for k in TOKENS if k in settings and core.token_to_id(settings[k]) is None]
     if missing: raise FormatError(f'special tokens are not in the vocabulary: {missing}')
     return PreTrainedTokenizerFast(tokenizer_object=core, **{k: v for k, v in settings.items() if k != 'tokenizer_class'})
@@ -169,7 +173,9 @@ def model_from_files(
     attention:str='sdpa',    # implementation of attention
 )->tuple:                    # (model in evaluation mode, tokenizer)
     "Load a checkpoint that somebody published; raises `FormatError`"
-    if set(files) != set(FILES): raise FormatError(f'a checkpoint has the files {", ".join(FILES)}; this one differs in {sorted(set(files) ^ set(FILES))[:5]}')
+    if set(files) != set(FILES):
+        raise FormatError(f'a checkpoint has the files {", ".join(FILES)}; '
+                          f'this one differs in {sorted(set(files) ^ set(FILES))[:5]}')
     config = config_from_dict(parse_json(files['config.json']), attention)
     ends = _ends(parse_json(files['generation_config.json']), config.vocab_size)
     try: state = load(files['model.safetensors'])

@@ -24,10 +24,12 @@ LENGTHY = ('dynamic', 'longrope')            # rotary embeddings that depend on 
 def body(model):
     "The part of `model` that turns token ids into hidden states"
     odd = [name for name in UNREAD if getattr(model.config, name, None) not in (None, 1, 1.)]
-    if odd: raise ConfigError(f'{type(model).__name__} changes its logits after the head ({", ".join(odd)}), which the forward pass does not do')
+    if odd: raise ConfigError(f'{type(model).__name__} changes its logits after the head ({", ".join(odd)}), '
+                              'which the forward pass does not do')
     rope = getattr(model.config, 'rope_parameters', None) or {}
     for r in (rope, *(v for v in rope.values() if isinstance(v, dict))):
-        if r.get('rope_type') in LENGTHY: raise ConfigError(f'positions of type {r["rope_type"]!r} depend on how a text is cut into readings')
+        if r.get('rope_type') in LENGTHY:
+            raise ConfigError(f'positions of type {r["rope_type"]!r} depend on how a text is cut into readings')
     return model.get_decoder()
 
 def head_logits(
@@ -102,7 +104,8 @@ class Prefill:
     @property
     def mask(self):           # [B, C] bool
         "True where there is a token"
-        return torch.arange(self.logprobs.shape[1], device=self.logprobs.device) < torch.tensor(self.lengths, device=self.logprobs.device)[:, None]
+        return (torch.arange(self.logprobs.shape[1], device=self.logprobs.device)
+                < torch.tensor(self.lengths, device=self.logprobs.device)[:, None])
 
 # %% ../../nbs/model/15_forward.ipynb #8fedab2d
 def pack(
@@ -119,7 +122,8 @@ def pack(
     table = np.zeros((len(rows), width), np.int64)
     for i, (row, prompt) in enumerate(zip(rows, prompt_lengths)):
         if row.ndim != 1 or row.dtype.kind not in 'iu': raise FormatError(f'sequence {i} is not a list of token ids')
-        if not 1 <= prompt <= len(row) <= width: raise FormatError(f'sequence {i}: a prompt of {prompt} in {len(row)} tokens, {width} columns')
+        if not 1 <= prompt <= len(row) <= width:
+            raise FormatError(f'sequence {i}: a prompt of {prompt} in {len(row)} tokens, {width} columns')
         if row.min() < 0 or row.max() >= vocab: raise FormatError(f'sequence {i} has a token outside of the vocabulary of {vocab}')
         table[i, :len(row)] = row
     return torch.from_numpy(table)
@@ -208,7 +212,7 @@ def prefill(
     at = torch.as_tensor(np.asarray(prompt_lengths, np.int64), device=model.device)[rows] + steps                    # [n]
     last = states(model, table, prompt_lengths)                                                                      # [B, T, H]
     found = read_line(model, last[rows, at-1], table[rows, at], rows, steps, chunk, visit, above)
-    def spread(values):                                                                                              # [n, ...] -> [B, C, ...]
+    def spread(values):   # [n, ...] -> [B, C, ...]
         out = values.new_zeros(len(lengths), max(lengths), *values.shape[1:])
         out[rows, steps] = values
         return out

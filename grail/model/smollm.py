@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from ..core.basics import ConfigError
-from .files import build, config_from_dict, config_to_dict, files_to_folder, folder_to_files, model_from_files, model_to_files, weights
+from .files import (build, config_from_dict, config_to_dict, files_to_folder, folder_to_files, model_from_files,
+                               model_to_files, weights)
 
 # %% ../../nbs/model/18_smollm.ipynb #2e57746e
 def cache_folder()->Path:

@@ -117,7 +117,8 @@ class JsonFormatter(logging.Formatter):
         self.fixed = fixed
 
     def format(self, record):
-        line = dict(time=round(record.created, 3), level=record.levelname.lower(), **self.fixed, logger=record.name, message=record.getMessage())
+        line = dict(time=round(record.created, 3), level=record.levelname.lower(), **self.fixed,
+                    logger=record.name, message=record.getMessage())
         for k in ('window', 'values'):
             if hasattr(record, k): line[k] = getattr(record, k)
         if record.exc_text: line['trace'] = record.exc_text

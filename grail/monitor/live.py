@@ -38,7 +38,8 @@ def one_line(
 )->str:
     "A window for a log"
     failed = [f'{m["name"]} ({", ".join(m["failed_checks"])})' for m in miners if m['audited'] and not m['passed']]
-    text = (f'window {window["window"]} ({done}/{total}): train pass@1 {pass_at(1, window["train"])}, val pass@1 {pass_at(1, window["val"])}, '
+    text = (f'window {window["window"]} ({done}/{total}): '
+            f'train pass@1 {pass_at(1, window["train"])}, val pass@1 {pass_at(1, window["val"])}, '
             f'{sum(m["rollouts"] for m in miners):,} rollouts, {sum(m["audited"] for m in miners)} of {len(miners)} miners audited, '
             f'{sum(m["weight"] > 0 for m in miners)} paid' + (f'; failed: {", ".join(failed)}' if failed else ''))
     return printable(text, 1000)
@@ -50,7 +51,9 @@ def miner_table(
 )->Table:
     "One row for each miner, by weight"
     out = Table(box=None, pad_edge=False, header_style='bold')
-    for name, how in dict(miner='left', behaviour='left', rollouts='right', weight='right', trusted='left', verdict='left').items(): out.add_column(name, justify=how)
+    for name, how in dict(miner='left', behaviour='left', rollouts='right', weight='right',
+                          trusted='left', verdict='left').items():
+        out.add_column(name, justify=how)
     text = lambda s, style='': Text(printable(s, 40), style)
     for m in sorted(miners, key=lambda m: (-m['weight'], m['name']))[:rows]:
         style = 'dim' if not m['audited'] else 'green' if m['passed'] else 'red'
@@ -69,8 +72,8 @@ class LiveTable:
     ):
         self.total, self.done, self.val = total_windows, done, None
         self.console  = console or Console(file=sys.stdout)
-        self.progress = Progress(TextColumn('windows'), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn('left'), TimeRemainingColumn(),
-                                 console=self.console)
+        self.progress = Progress(TextColumn('windows'), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                                 TextColumn('left'), TimeRemainingColumn(), console=self.console)
         self.task = self.progress.add_task('windows', total=total_windows, completed=done)
         self.live = Live(self.progress, console=self.console, refresh_per_second=2) if self.console.is_terminal else None
 
@@ -100,6 +103,7 @@ def update(self:LiveTable,
 def view(self:LiveTable, window_line:dict, miner_lines:list)->Group:
     "What the terminal shows"
     train = window_line['train']
-    head = Text(f'window {window_line["window"]}   block {window_line.get("block", "–")}   pass@1: train {pass_at(1, train)}, held out {pass_at(1, self.val)}'
+    head = Text(f'window {window_line["window"]}   block {window_line.get("block", "–")}   '
+                f'pass@1: train {pass_at(1, train)}, held out {pass_at(1, self.val)}'
                 f'   pass@5: train {pass_at(5, train)}, held out {pass_at(5, self.val)}', 'bold')
     return Group(head, miner_table(miner_lines), self.progress)

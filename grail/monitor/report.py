@@ -81,14 +81,16 @@ def per_miner(run:RunRecord)->list:
     "`MinerRow`s: the honest first, then by what they earn at the end"
     lines = defaultdict(list)
     for l in run.miners: lines[l['name']].append(l)
-    rows = [MinerRow(name, ls[-1]['behaviour'], [run.number(l['window']) for l in ls], [l['rollouts'] for l in ls], [l['weight'] for l in ls],
-                     sum(l['audited'] for l in ls), sum(l['passed'] is False for l in ls), Counter(c for l in ls for c in set(l['failed_checks'])),
-                     bool(ls[-1]['trusted'])) for name, ls in lines.items()]
+    rows = [MinerRow(name, ls[-1]['behaviour'], [run.number(l['window']) for l in ls], [l['rollouts'] for l in ls],
+                     [l['weight'] for l in ls], sum(l['audited'] for l in ls), sum(l['passed'] is False for l in ls),
+                     Counter(c for l in ls for c in set(l['failed_checks'])), bool(ls[-1]['trusted']))
+            for name, ls in lines.items()]
     return sorted(rows, key=lambda r: (not r.honest, -r.weights[-1], r.behaviour, r.name))
 
 # %% ../../nbs/monitor/41_report.ipynb #5cc9d926
 STYLES = {('val', 'pass@1'): dict(color='black', marker='o', ms=3.5, lw=1.6), ('train', 'pass@1'): dict(color='.45', lw=1.3),
-          ('val', 'pass@5'): dict(color='#0b62a4', marker='s', ms=3.5, lw=1.6, ls='--'), ('train', 'pass@5'): dict(color='#7fb2d9', lw=1.3, ls='--')}
+          ('val', 'pass@5'): dict(color='#0b62a4', marker='s', ms=3.5, lw=1.6, ls='--'),
+          ('train', 'pass@5'): dict(color='#7fb2d9', lw=1.3, ls='--')}
 
 def curve(run:RunRecord, where:str, what:str):
     "Window numbers and values of one curve, where it was measured"
@@ -140,7 +142,8 @@ def draw_weights(ax, run:RunRecord):
     unpaid, others = len(rows)-len(paid), sum(not r.honest for r in rows)
     ax.set(xlabel='window', ylabel='weight, % of all pay', ylim=(-2, 102))
     handles = [Line2D([], [], color='black'), Line2D([], [], color='#d1495b', ls='--')]
-    ax.legend(handles, [f'honest ({len(rows)-others})', f'cheating ({others})'], frameon=False, fontsize=8, title=f'{unpaid} of {len(rows)} earn nothing at the end', title_fontsize=8)
+    ax.legend(handles, [f'honest ({len(rows)-others})', f'cheating ({others})'], frameon=False, fontsize=8,
+              title=f'{unpaid} of {len(rows)} earn nothing at the end', title_fontsize=8)
 
 # %% ../../nbs/monitor/41_report.ipynb #83ec6eb8
 def draw_power(ax, run:RunRecord):
@@ -182,7 +185,8 @@ def draw_verdicts(ax, run:RunRecord):
     for (i, j), n in np.ndenumerate(failed):
         if n: ax.text(j, i, n, ha='center', va='center', color='white' if share[i, j] > .6 else 'black', fontsize=8)
     ax.set_xticks(range(len(checks)), [label(c, 14) for c in checks], rotation=35, ha='right', fontsize=8)
-    ax.set_yticks(range(len(rows)), [f'{label(r.name, 14)}, {label(r.behaviour, 14)}: {r.failures} of {r.audits}' for r in rows], fontsize=8)
+    ax.set_yticks(range(len(rows)),
+                  [f'{label(r.name, 14)}, {label(r.behaviour, 14)}: {r.failures} of {r.audits}' for r in rows], fontsize=8)
     ax.set(ylabel='miner: audits failed of audits')
     ax.set_xticks(np.arange(-.5, len(checks)), minor=True); ax.set_yticks(np.arange(-.5, len(rows)), minor=True)
     ax.grid(which='minor', color='.85', lw=.6); ax.tick_params(which='minor', length=0)
@@ -195,7 +199,9 @@ def task_styles(kinds:list)->dict:
     "How the bars of each kind of task look: white with strokes for `MOVES`, a shade of its own for the others"
     work   = [k for k in kinds if k not in MOVES]
     shades = dict(zip(work, matplotlib.colormaps['cividis'](np.linspace(.1, .9, max(len(work), 1)))))
-    return {k: dict(fc=shades.get(k, 'white'), ec='black', lw=.5, hatch=dict(zip(MOVES, ('////', '....', '||||', r'\\\\\\\\', 'xxxx'))).get(k)) for k in kinds}
+    return {k: dict(fc=shades.get(k, 'white'), ec='black', lw=.5,
+                    hatch=dict(zip(MOVES, ('////', '....', '||||', r'\\\\\\\\', 'xxxx'))).get(k))
+            for k in kinds}
 
 def busiest(run:RunRecord):
     "A window of the timeline to look at: the one in the middle of those in which most kinds of tasks were done; None without a timeline"
@@ -230,8 +236,9 @@ def summary(run:RunRecord)->dict:
     cheats, honest = [r for r in rows if not r.honest], [r for r in rows if r.honest]
     return {'windows': len(run.windows), 'updates': max((l.get('updates') or 0 for l in run.windows), default=0),
             'rollouts': sum(sum(r.rollouts) for r in rows), 'checkpoint': run.windows[-1]['checkpoint'] if run.windows else None,
-            'pass@1 first': float(y[0]) if len(y) else None, 'pass@1 last': float(y[-1]) if len(y) else None, 'pass@1 best': float(max(y)) if len(y) else None,
-            'honest miners': len(honest), 'honest audits': sum(r.audits for r in honest), 'honest failures': sum(r.failures for r in honest),
+            'pass@1 first': float(y[0]) if len(y) else None, 'pass@1 last': float(y[-1]) if len(y) else None,
+            'pass@1 best': float(max(y)) if len(y) else None, 'honest miners': len(honest),
+            'honest audits': sum(r.audits for r in honest), 'honest failures': sum(r.failures for r in honest),
             'cheaters': len(cheats), 'cheater audits': sum(r.audits for r in cheats), 'cheater failures': sum(r.failures for r in cheats),
             'cheaters never audited': sum(not r.audits for r in cheats), 'cheaters paid at the end': sum(r.weights[-1] > 0 for r in cheats)}
 
@@ -261,21 +268,26 @@ def png(fig:Figure)->bytes:
 
 def picture(data:bytes, caption)->Markup:
     "A PNG inside the page, with what can be seen in it"
-    return Markup(f'<figure><img alt="{cell(caption)}" src="data:image/png;base64,{b64encode(data).decode()}"><figcaption>{cell(caption)}</figcaption></figure>')
+    return Markup(f'<figure><img alt="{cell(caption)}" src="data:image/png;base64,{b64encode(data).decode()}">'
+                  f'<figcaption>{cell(caption)}</figcaption></figure>')
 
 # %% ../../nbs/monitor/41_report.ipynb #7f9a6b4b
 def headline(s:dict)->Markup:
     "The result of a run in three sentences"
-    return Markup('<p>' + cell(f"Held-out pass@1 went from {percent(s['pass@1 first'])} to {percent(s['pass@1 last'])} (best {percent(s['pass@1 best'])}) in "
-        f"{s['windows']:,} windows with {s['updates']:,} updates; {s['rollouts']:,} rollouts were submitted. {s['honest miners']} honest miners were audited "
-        f"{s['honest audits']:,} times and failed {s['honest failures']:,} times. {s['cheaters']} cheaters were audited {s['cheater audits']:,} times and failed "
-        f"{s['cheater failures']:,} times; {s['cheaters never audited']} were never audited, {s['cheaters paid at the end']} are paid at the end.") + '</p>')
+    return Markup('<p>' + cell(
+        f"Held-out pass@1 went from {percent(s['pass@1 first'])} to {percent(s['pass@1 last'])} "
+        f"(best {percent(s['pass@1 best'])}) in {s['windows']:,} windows with {s['updates']:,} updates; "
+        f"{s['rollouts']:,} rollouts were submitted. {s['honest miners']} honest miners were audited "
+        f"{s['honest audits']:,} times and failed {s['honest failures']:,} times. {s['cheaters']} cheaters were audited "
+        f"{s['cheater audits']:,} times and failed {s['cheater failures']:,} times; "
+        f"{s['cheaters never audited']} were never audited, {s['cheaters paid at the end']} are paid at the end.") + '</p>')
 
 def miner_table(run:RunRecord)->Markup:
     "One row for each miner"
     return table(['miner', 'behaviour', 'windows', 'rollouts', 'audits', 'failed', 'by', 'weight at the end', 'trusted'],
-                 [[r.name, r.behaviour, len(r.windows), sum(r.rollouts), r.audits, r.failures, ', '.join(f'{c} {n}' for c, n in r.checks.most_common()),
-                   percent(r.weights[-1]), r.trusted] for r in per_miner(run)])
+                 [[r.name, r.behaviour, len(r.windows), sum(r.rollouts), r.audits, r.failures,
+                   ', '.join(f'{c} {n}' for c, n in r.checks.most_common()), percent(r.weights[-1]), r.trusted]
+                  for r in per_miner(run)])
 
 def window_table(run:RunRecord)->Markup:
     "One row for each window"
@@ -283,8 +295,8 @@ def window_table(run:RunRecord)->Markup:
     for l in run.miners: audited[l['window']] += l['audited']; failed[l['window']] += l['passed'] is False
     ks = [(w, k) for w, k in STYLES if any(l.get(w) and k in l[w] for l in run.windows)]
     return table(['window', 'block', 'updates', *(f'{k} {w}' for w, k in ks), 'audited', 'failed', 'checkpoint'],
-                 [[str(l['window']), l.get('block'), l.get('updates'), *((l.get(w) or {}).get(k) for w, k in ks), audited[l['window']], failed[l['window']],
-                   str(l['checkpoint'] or '–')[:12]] for l in run.windows])
+                 [[str(l['window']), l.get('block'), l.get('updates'), *((l.get(w) or {}).get(k) for w, k in ks),
+                   audited[l['window']], failed[l['window']], str(l['checkpoint'] or '–')[:12]] for l in run.windows])
 
 # %% ../../nbs/monitor/41_report.ipynb #9afb5c28
 def time_table(run:RunRecord)->Markup:
@@ -296,7 +308,9 @@ def time_table(run:RunRecord)->Markup:
 
 def settings_table(settings:dict, pre:str='')->list:
     "Rows of names and values; nested names are joined by a point"
-    return [row for k, v in settings.items() for row in (settings_table(v, f'{pre}{k}.') if isinstance(v, dict) else [[f'{pre}{k}', v if v is None or isinstance(v, (int, float)) else str(v)]])]
+    return [row for k, v in settings.items()
+            for row in (settings_table(v, f'{pre}{k}.') if isinstance(v, dict) else
+                        [[f'{pre}{k}', v if v is None or isinstance(v, (int, float)) else str(v)]])]
 
 # %% ../../nbs/monitor/41_report.ipynb #b375c2fe
 STYLE = '''
@@ -307,13 +321,17 @@ h1 { font-size: 1.5rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 2rem
 figure { margin: 0; max-width: 46rem; } img { width: 100%; height: auto; border-radius: 6px; background: white; }
 figcaption, .dim { color: var(--dim); font-size: .85rem; }
 .t { overflow-x: auto; margin: .8rem 0; } table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; } .n { text-align: right; }
+th, td { text-align: left; padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; } \
+.n { text-align: right; }
 '''
 CAPTIONS = dict(
-    learning='Tasks solved with one attempt (pass@1) and with one of five (pass@5), on the tasks of the training rollouts and on held-out tasks.',
+    learning='Tasks solved with one attempt (pass@1) and with one of five (pass@5), '
+             'on the tasks of the training rollouts and on held-out tasks.',
     weights='Weight of each miner in each window: honest miners solid, cheaters dashed.',
-    power='Share of pay against share of the rollouts that paid miners submitted in the last windows, both logarithmic. The line is the rule of the protocol, not a fit.',
-    verdicts='How often each check failed for each miner; the shade is the part of its audits. Where a miner failed no audit, the check is a soft one: noted, not decisive.',
+    power='Share of pay against share of the rollouts that paid miners submitted in the last windows, '
+          'both logarithmic. The line is the rule of the protocol, not a fit.',
+    verdicts='How often each check failed for each miner; the shade is the part of its audits. '
+             'Where a miner failed no audit, the check is a soft one: noted, not decisive.',
     timeline='What each node did in one window, in seconds of the wall clock as it happened. Hatched: moving data.')
 
 # %% ../../nbs/monitor/41_report.ipynb #7d8419a5
@@ -323,7 +341,8 @@ def page(run:RunRecord, pictures:dict)->str:
     parts = [headline(summary(run)), pic('learning', 'weights'), '<h2>Miners</h2>', miner_table(run), pic('verdicts', 'power'),
              '<h2>Time</h2>', pic('timeline'), time_table(run) if run.tasks else '<p class=dim>No timeline was recorded.</p>',
              '<h2>Windows</h2><details><summary>all windows</summary>', window_table(run), '</details>',
-             '<h2>Settings</h2>', table(['name', 'value'], settings_table(run.settings)) if run.settings else '<p class=dim>No settings were recorded.</p>']
+             '<h2>Settings</h2>', table(['name', 'value'], settings_table(run.settings)) if run.settings else
+             '<p class=dim>No settings were recorded.</p>']
     policy = '''<meta http-equiv=Content-Security-Policy content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">'''
     return (f'<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width, initial-scale=1">{policy}'
             f'<title>grail run</title><style>{STYLE}</style><h1>A run of grail</h1>{"".join(parts)}</html>\n')

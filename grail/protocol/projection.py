@@ -110,13 +110,15 @@ class Calibration:
 def _validate(self):
     for name in ('mean', 'scale'):
         v = getattr(self, name)
-        if not (isinstance(v, np.ndarray) and v.dtype == np.float32 and v.ndim == 1 and np.isfinite(v).all()): raise FormatError(f'{name} of a calibration is a vector of finite float32')
+        if not (isinstance(v, np.ndarray) and v.dtype == np.float32 and v.ndim == 1 and np.isfinite(v).all()):
+            raise FormatError(f'{name} of a calibration is a vector of finite float32')
     if self.mean.shape != self.scale.shape or not 1 <= len(self.mean) <= 2**24//LEVELS*4 or not (self.scale > 1e-30).all():
         raise FormatError(f'mean and scale of a calibration have one positive entry for each of at most {2**24//LEVELS*4:,} dimensions')
     for f in fields(self)[2:]:
         least, most = {'step': (1, 2**24), 'far_rate': (0, 1), 'false_positives': (1e-12, .5)}.get(f.name, (0, 2**24))
         v = getattr(self, f.name)
-        if type(v) is not f.type or not least <= v <= most: raise FormatError(f'{f.name} of a calibration is {v!r}, not from {least} to {most}')
+        if type(v) is not f.type or not least <= v <= most:
+            raise FormatError(f'{f.name} of a calibration is {v!r}, not from {least} to {most}')
 
 # %% ../../nbs/protocol/04a_projection.ipynb #9cec379e
 def _to_bytes(self)->bytes:
@@ -237,7 +239,9 @@ def calibrate_projection(
     far     = np.quantile(np.concatenate(d), .999)
     rates   = np.sort([(x > far).mean() for x in d])[-max(len(d)//10, 1):]  # the noisiest tenth
     number  = lambda x: float(f'{x:.6g}')
-    return Calibration(mean.cpu().numpy(), scale.cpu().numpy(), step, *map(number, (means.mean(), math.sqrt(between), math.sqrt(within), far, rates.mean(), false_positives)), len(pairs))
+    return Calibration(mean.cpu().numpy(), scale.cpu().numpy(), step,
+                       *map(number, (means.mean(), math.sqrt(between), math.sqrt(within), far, rates.mean(), false_positives)),
+                       len(pairs))
 
 # %% ../../nbs/protocol/04a_projection.ipynb #ac9b168e
 DRIFT = 0.1  # relative change of the mean honest distance that asks for a new calibration

@@ -106,8 +106,10 @@ def verify(
     "Does each proof hold at its challenged positions?"
     _same_number(hidden, lengths, prompt_lengths, contexts)
     if failed := _wrong_number(proofs, len(lengths), float(Q)): return failed
-    where = [challenge_positions(audit, submission, c.group, c.index, n, self.params.challenge_positions) for c, n in zip(contexts, lengths)]
-    rows  = torch.cat([hidden.new_zeros(0, hidden.shape[-1]), *(hidden[b, torch.as_tensor(w, device=hidden.device)] for b, w in enumerate(where))])
+    where = [challenge_positions(audit, submission, c.group, c.index, n, self.params.challenge_positions)
+             for c, n in zip(contexts, lengths)]
+    rows  = torch.cat([hidden.new_zeros(0, hidden.shape[-1]),
+                       *(hidden[b, torch.as_tensor(w, device=hidden.device)] for b, w in enumerate(where))])
     counts = [len(w) for w in where]
     ours  = _split(self._sketch(rows, contexts, counts), counts)
     return [self._decide(o, p, w, n, start) for o, p, w, n, start in zip(ours, proofs, where, lengths, prompt_lengths, strict=True)]
@@ -119,7 +121,8 @@ def _decide(self:SketchProof, ours, proof, where, length, prompt_length):
     d, tau = sketch_distance(ours, proof[where]), tolerance(prompt_length + where, self.params.sketch_tolerance)
     worst  = np.argmax(d / np.maximum(tau, .5))
     wrong  = int((d > tau).sum())
-    return ProofResult(not wrong, float(d[worst]), float(tau[worst]), f'{wrong} of {len(where)} challenged sketches are out of tolerance' if wrong else '')
+    return ProofResult(not wrong, float(d[worst]), float(tau[worst]),
+                       f'{wrong} of {len(where)} challenged sketches are out of tolerance' if wrong else '')
 
 # %% ../../nbs/protocol/06_proof.ipynb #61a7d166
 class ProjectionProof:
@@ -138,7 +141,8 @@ def commit(
     "Four bytes for each completion token"
     _same_number(hidden, lengths, prompt_lengths, contexts)
     cal, states = self.calibration, _states(hidden, lengths)
-    if states.shape[1] != len(cal.mean): raise ConfigError(f'the calibration is of hidden size {len(cal.mean)}, these states have {states.shape[1]}')
+    if states.shape[1] != len(cal.mean):
+        raise ConfigError(f'the calibration is of hidden size {len(cal.mean)}, these states have {states.shape[1]}')
     if not len(states): return [np.zeros(0, np.uint32) for _ in lengths]
     mean, scale = (torch.from_numpy(x).to(states.device) for x in (cal.mean, cal.scale))
     place = [coefficients(c.open, c.hotkey, c.group, c.index, n, states.shape[1]) for c, n in zip(contexts, lengths)]

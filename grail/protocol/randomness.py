@@ -50,7 +50,8 @@ class Randomness:
         for ok, what in [(self.kind in ('open', 'audit'), 'kind'),
                          (type(self.window) is int and 0 <= self.window < 2**64, 'window'),
                          (type(self.round) is int and 0 <= self.round < 2**64, 'round'),
-                         (isinstance(self.block_hash, str) and re.fullmatch(hexa if self.kind == 'open' else '', self.block_hash), 'block_hash'),
+                         (isinstance(self.block_hash, str)
+                          and re.fullmatch(hexa if self.kind == 'open' else '', self.block_hash), 'block_hash'),
                          (isinstance(self.beacon, str) and re.fullmatch(hexa, self.beacon), 'beacon')]:
             if not ok: raise FormatError(f'{what} of randomness is {str(getattr(self, what))[:80]!r}')
 
@@ -63,7 +64,8 @@ def _to_dict(self)->dict: return asdict(self)
 
 def _from_dict(cls, d):
     names = set(cls.__dataclass_fields__)
-    if not isinstance(d, dict) or set(d) != names: raise FormatError(f'randomness has the fields {", ".join(sorted(names))}, this is {str(d)[:80]}')
+    if not isinstance(d, dict) or set(d) != names:
+        raise FormatError(f'randomness has the fields {", ".join(sorted(names))}, this is {str(d)[:80]}')
     return cls(**d)
 
 Randomness.to_dict, Randomness.from_dict = _to_dict, classmethod(_from_dict)

@@ -31,9 +31,11 @@ def verify(
     signature:str,  # 128 hexadecimal digits
 )->None:
     "Return if `hotkey` signed `data` as a `label`; otherwise raise `SignatureError`"
-    if not isinstance(signature, str) or not re.fullmatch('[0-9a-f]{128}', signature): raise SignatureError('a signature is 128 hexadecimal digits')
+    if not isinstance(signature, str) or not re.fullmatch('[0-9a-f]{128}', signature):
+        raise SignatureError('a signature is 128 hexadecimal digits')
     try:
         key = Keypair(ss58_address=hotkey)
-        good = Keypair(public_key=key.public_key).ss58_address == hotkey and key.verify(prf('signature', as_part(label), data), bytes.fromhex(signature))
+        good = (Keypair(public_key=key.public_key).ss58_address == hotkey
+                and key.verify(prf('signature', as_part(label), data), bytes.fromhex(signature)))
     except (ValueError, TypeError) as e: raise SignatureError(f'{str(hotkey)[:60]!r} has not signed this {label}: {e}') from e
     if not good: raise SignatureError(f'{hotkey} has not signed this {label}')

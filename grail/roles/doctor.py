@@ -77,11 +77,14 @@ def bucket_keys(p:Patient):
 def is_committed(p:Patient):
     "the commitment"
     have, want = p.chain.commitments().get(p.key.ss58_address), commitment(p.s, p.key.ss58_address)
-    if have != want: yield ('no' if have is None else 'another') + ' bucket is committed on the chain; the program commits this one when it starts'
+    if have != want:
+        yield (('no' if have is None else 'another')
+               + ' bucket is committed on the chain; the program commits this one when it starts')
 
 def beacon_answers(p:Patient):
     "the beacon"
-    if p.s.beacon == 'drand' and importlib.util.find_spec('drand_verify') is None: yield 'drand-verify is not installed: pip install "grail[drand]"'
+    if p.s.beacon == 'drand' and importlib.util.find_spec('drand_verify') is None:
+        yield 'drand-verify is not installed: pip install "grail[drand]"'
     else: p.beacon.get(p.beacon.round_at(p.clock.now() - 2*p.beacon.period))
 
 def trainer_publishes(p:Patient):

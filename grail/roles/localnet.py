@@ -40,7 +40,8 @@ class LocalnetSettings:
     @property
     def roles(self)->dict:
         "name -> command"
-        return {'trainer': 'train', **{f'validator-{i}': 'validate' for i in range(self.validators)}, **{f'miner-{i}': 'mine' for i in range(self.miners)}}
+        return {'trainer': 'train', **{f'validator-{i}': 'validate' for i in range(self.validators)},
+                **{f'miner-{i}': 'mine' for i in range(self.miners)}}
 
 # %% ../../nbs/roles/48_localnet.ipynb #30be81bc
 def free_port()->int:
@@ -110,11 +111,12 @@ def environment(self:Localnet, name:str)->dict:
     key = folder/'key'
     key.touch(mode=0o600)
     key.write_text(sha256(f'grail simulation {self.s.seed} localnet {name}'.encode()))
-    s = dict(name=name, state=folder, key_file=key, chain=f'local:{(self.out/"chain.db").resolve()}', trainer=self.keys['trainer'].ss58_address,
-             beacon=self.beacon_of(name, self.beacon.url), endpoint=self.store_of(name, self.url), region='us-east-1', account=self.digits(name, 32),
+    s = dict(name=name, state=folder, key_file=key, chain=f'local:{(self.out/"chain.db").resolve()}',
+             trainer=self.keys['trainer'].ss58_address, beacon=self.beacon_of(name, self.beacon.url),
+             endpoint=self.store_of(name, self.url), region='us-east-1', account=self.digits(name, 32),
              write_id=self.digits(name + ' write id', 32), write_secret=self.digits(name + ' write', 64),
-             read_id=self.digits(name + ' read id', 32), read_secret=self.digits(name + ' read', 64), threads=1, port=-1, wandb=self.s.wandb,
-             groups=self.s.groups, profile=self.s.profile, model='tiny', seed=self.s.seed)
+             read_id=self.digits(name + ' read id', 32), read_secret=self.digits(name + ' read', 64),
+             threads=1, port=-1, wandb=self.s.wandb, groups=self.s.groups, profile=self.s.profile, model='tiny', seed=self.s.seed)
     outer = {k: v for k, v in os.environ.items() if not k.startswith('GRAIL_')}
     return {**outer, 'OMP_NUM_THREADS': '1', 'NO_PROXY': '127.0.0.1,localhost', 'no_proxy': '127.0.0.1,localhost',
             **{variable(k): str(v) for k, v in s.items()}, **{k: str(v) for k, v in self.s.extra.get(name, {}).items()}}
@@ -177,7 +179,8 @@ def row_text(r:dict)->str:
     "A row for people"
     rate = lambda x: '–' if x is None else f'{100*x:.1f} %'
     agree = {None: 'weights not yet set', True: 'weights agree', False: 'WEIGHTS DIFFER'}[r['agree']]
-    return (f'window {r["window"]:>4}: {r["rollouts"]:>5} rollouts of {r["miners"]} miners, {r["audits"]} audits, {r["failed"]} failed, {agree}; '
+    return (f'window {r["window"]:>4}: {r["rollouts"]:>5} rollouts of {r["miners"]} miners, '
+            f'{r["audits"]} audits, {r["failed"]} failed, {agree}; '
             f'trained on {r["trained"]:>5}, pass@1 {rate(r["train"])}, held out {rate(r["held_out"])}')
 
 # %% ../../nbs/roles/48_localnet.ipynb #ec79f458
@@ -228,9 +231,12 @@ def verdict(self:Localnet)->dict:
     rows = self.story()
     complete, compared = [r for r in rows if r['complete']], [r for r in rows if r['agree'] is not None]
     curve = [r['held_out'] for r in rows if r['held_out'] is not None]
-    return dict(windows_complete=len(complete), windows_compared=len(compared), weights_agree=bool(compared) and all(r['agree'] for r in compared),
-                honest_failed=sum(r['failed'] for r in rows), held_out=[round(x, 4) for x in curve], rises=len(curve) > 1 and curve[-1] > curve[0],
-                restarts=len(self.exits), stopped_within=max(self.stopping.values(), default=None), exit_codes=sorted({p.returncode for p in self.procs.values()}))
+    return dict(windows_complete=len(complete), windows_compared=len(compared),
+                weights_agree=bool(compared) and all(r['agree'] for r in compared),
+                honest_failed=sum(r['failed'] for r in rows), held_out=[round(x, 4) for x in curve],
+                rises=len(curve) > 1 and curve[-1] > curve[0], restarts=len(self.exits),
+                stopped_within=max(self.stopping.values(), default=None),
+                exit_codes=sorted({p.returncode for p in self.procs.values()}))
 
 # %% ../../nbs/roles/48_localnet.ipynb #549f01fa
 def localnet(
@@ -239,7 +245,8 @@ def localnet(
     show=print,        # called with each line of the story
 )->dict:
     "Run a network to its end; what it has shown, also in `summary.json`"
-    if threading.current_thread() is threading.main_thread(): signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))   # stops all roles, too
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))   # stops all roles, too
     with Localnet(s, out, show) as net: net.watch()
     net.tell(everything=True)
     v = net.verdict()

@@ -286,7 +286,8 @@ def load(self:Program, window:Window):
     try: self.models.load(window)
     except NotFound: return
     except OUTSIDE as e: return self.trouble(f'window {int(window)}: its checkpoint cannot be loaded', e)
-    self.diary.write(dict(window=int(window), role=self.role, name=self.name, task='load', start=round(start, 4), end=round(self.diary.now(), 4)))
+    self.diary.write(dict(window=int(window), role=self.role, name=self.name, task='load',
+                          start=round(start, 4), end=round(self.diary.now(), 4)))
 
 @patch
 def block_seconds(self:Program)->float:
@@ -311,7 +312,8 @@ def due(self:Program,
 
 # %% ../../nbs/roles/46_process.ipynb #9103f058
 PROFILE = dict(generate='rollout_generation', prove='rollout_proof', verify='rollout_verification', upload='upload', load='checkpoint_load',
-               download='download', publish='checkpoint_publish', train='training_duration', evaluate='eval_duration', weights='weights_submission')
+               download='download', publish='checkpoint_publish', train='training_duration',
+               evaluate='eval_duration', weights='weights_submission')
 
 @patch
 def tell(self:Program,
@@ -322,7 +324,8 @@ def tell(self:Program,
     "Log a line, write it, and hand it to the sinks"
     spent = {f'profiling/{PROFILE[k]}': round(v, 4) for k, v in self.diary.take().items() if k in PROFILE}
     line  = plain(dict(kind='program', role=self.role, name=self.name, window=int(window), time=round(self.now(), 3),
-                       **values, **spent, **{'process/failures': self.counts['failures'], 'process/memory_mb': memory(), 'process/clock_behind_store': self.skew}))
+                       **values, **spent, **{'process/failures': self.counts['failures'],
+                                             'process/memory_mb': memory(), 'process/clock_behind_store': self.skew}))
     with self.lock:
         try: self.metrics.write(line)
         except OSError as e: self.trouble('metrics cannot be written', e)
@@ -406,8 +409,8 @@ def health(self:Program)->dict:
     stuck = time.time() - self.beat > patience
     well  = not self.stop.is_set() and not stuck and self.failed < 3 and not self.clock_error and not self.skew
     return dict(well=well, role=self.role, name=self.name, window=int(self.done) if self.done is not None else None,
-                seconds_since_progress=round(time.time() - self.beat, 1), failures_in_a_row=self.failed, last_error=(self.error or self.clock_error)[:300],
-                clock_behind_store=self.skew)
+                seconds_since_progress=round(time.time() - self.beat, 1), failures_in_a_row=self.failed,
+                last_error=(self.error or self.clock_error)[:300], clock_behind_store=self.skew)
 
 # %% ../../nbs/roles/46_process.ipynb #c26873b6
 @patch

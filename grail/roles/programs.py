@@ -109,8 +109,8 @@ def mining(
     "A miner's numbers of a window"
     rewards = np.array([r.reward for r in rollouts])
     return {'mining/rollouts_generated': len(rollouts), 'mining/problems_processed': len({r.group for r in rollouts}),
-            'mining/rollouts_per_second': len(rollouts)/max(seconds, 1e-9), 'mining/success_rate': float(np.mean([r.success for r in rollouts])),
-            'mining/average_reward': float(rewards.mean()),
+            'mining/rollouts_per_second': len(rollouts)/max(seconds, 1e-9),
+            'mining/success_rate': float(np.mean([r.success for r in rollouts])), 'mining/average_reward': float(rewards.mean()),
             'mining/tokens_generated': int(sum(len(r.tokens) - r.prompt_length for r in rollouts))}
 
 # %% ../../nbs/roles/47_programs.ipynb #4198b19c
@@ -120,7 +120,8 @@ def upload(self:MinerProgram, w:Window, files:tuple, params, values:dict):
     until, start, began, stat = self.network.chain.expected_time(w.end) + params.grace_seconds, time.time(), self.now(), None
     try:
         files = checked(*files, params)
-        with self.miner.span(w, 'upload'): stat = self.ask('upload', lambda: self.miner.submit(w, *files), until, final=(FormatError, Exists))
+        with self.miner.span(w, 'upload'):
+            stat = self.ask('upload', lambda: self.miner.submit(w, *files), until, final=(FormatError, Exists))
     except OUTSIDE as e: log.error('window %d: nothing is submitted: %s', w, e)
     if stat:
         self.learn_seconds('upload', time.time() - start)
@@ -247,9 +248,12 @@ def values(self:ValidatorProgram, t:Window, claims:dict, eligible:list, chosen:l
     "A validator's numbers of a window"
     uids = {n.hotkey: n.uid for n in self.network.chain.metagraph()}
     fails = lambda check: sum(check in v.failed_checks for v in verdicts)
-    out = {'validation/active_miners/window_files_found': len(claims), 'validation/active_miners/window_valid_rollouts': sum(v.rollouts for v in verdicts if v.passed),
-           'validation/active_miners/window_invalid_proofs': fails('proof'), 'validation/active_miners/window_invalid_structure': fails('structural'),
-           'miner_sampling/miners_total': len(uids), 'miner_sampling/miners_active': len(claims), 'miner_sampling/miners_eligible': len(eligible),
+    out = {'validation/active_miners/window_files_found': len(claims),
+           'validation/active_miners/window_valid_rollouts': sum(v.rollouts for v in verdicts if v.passed),
+           'validation/active_miners/window_invalid_proofs': fails('proof'),
+           'validation/active_miners/window_invalid_structure': fails('structural'),
+           'miner_sampling/miners_total': len(uids), 'miner_sampling/miners_active': len(claims),
+           'miner_sampling/miners_eligible': len(eligible),
            'miner_sampling/miners_excluded_failures': len(claims) - len(eligible), 'miner_sampling/miners_selected': len(chosen),
            'miner_sampling/check_rate': len(verdicts)/len(claims) if claims else 0.}
     counts = [v.rollouts for v in verdicts]
@@ -311,7 +315,8 @@ def rules_of(s:NodeSettings):
     "The protocol parameters that the settings name; raises `ConfigError` or `FormatError`"
     changes, p = {}, profile(s.profile)
     for name, sep, value in (w.partition('=') for w in s.rules.split(',') if w.strip()):
-        if not (sep and hasattr(p, name.strip())): raise ConfigError(f'there is no rule {name.strip()!r}: rules are written name=value,name=value')
+        if not (sep and hasattr(p, name.strip())):
+            raise ConfigError(f'there is no rule {name.strip()!r}: rules are written name=value,name=value')
         kind = type(getattr(p, name.strip()))
         try: changes[name.strip()] = kind(value.strip())
         except ValueError as e: raise ConfigError(f'the rule {name.strip()} is of type {kind.__name__}, not {value!r}') from e
@@ -417,11 +422,13 @@ def tidy(self:TrainerProgram):
     except OUTSIDE as e: self.trouble('old checkpoints stay', e)
 
 # %% ../../nbs/roles/47_programs.ipynb #03351dda
-BLOCK = dict(loss_policy='loss_pg', entropy='entropy_mean', ceiling_cut='ratio_ceiling_frac', kl_old='kl_divergence')   # others keep their names
+# others keep their names
+BLOCK = dict(loss_policy='loss_pg', entropy='entropy_mean', ceiling_cut='ratio_ceiling_frac', kl_old='kl_divergence')
 
 def sums(metrics:dict)->dict:
     "What the learner reports in parts"
-    parts = {'loss_total': [v for k, v in metrics.items() if k.startswith('loss_')], 'ratio_clip_frac': [v for k, v in metrics.items() if k in ('clip_low', 'clip_high')]}
+    parts = {'loss_total': [v for k, v in metrics.items() if k.startswith('loss_')],
+             'ratio_clip_frac': [v for k, v in metrics.items() if k in ('clip_low', 'clip_high')]}
     return {f'training/block/{k}': sum(v) for k, v in parts.items() if v}
 
 @patch
@@ -432,8 +439,9 @@ def report(self:TrainerProgram, w:Window, learned:dict|None, late:bool, problem:
     values  = {f'training/block/{BLOCK.get(k, k)}': v for k, v in metrics.items()} | sums(metrics)
     values |= {f'training/prefilter/{k}': v for k, v in train.items() if v is not None}
     values |= {f'training/{k}': v for k, v in learned.items() if k.startswith('miners')}
-    values |= {'training/success': int(bool(metrics)), 'training/failed': int(not metrics), 'training/checkpoint_published_on_time': int(not late),
-               'training/checkpoint_published_late': int(late), 'training/updates': self.trainer.steps}
+    values |= {'training/success': int(bool(metrics)), 'training/failed': int(not metrics),
+               'training/checkpoint_published_on_time': int(not late), 'training/checkpoint_published_late': int(late),
+               'training/updates': self.trainer.steps}
     rate = train.get('pass@1')
     self.tell(w, f'{train.get("rollouts", 0)} rollouts of {learned.get("miners_used", 0)} miners, '
                  f'pass@1 {"–" if rate is None else f"{rate:.3f}"}, update {self.trainer.steps}{", late" if late else ""}{problem}', values)
@@ -443,7 +451,8 @@ def report(self:TrainerProgram, w:Window, learned:dict|None, late:bool, problem:
 def idle(self:TrainerProgram, until:float, job=None):
     "Measure held-out tasks until `until` by the chain's clock, or until `job` is done"
     while self.now() < until and not (job and job.done()):
-        if self.measured is not None and len(self.results)*SLICE < self.s.eval_tasks and self.now() + self.takes('slice', .5) < until: self.slice()
+        if (self.measured is not None and len(self.results)*SLICE < self.s.eval_tasks
+                and self.now() + self.takes('slice', .5) < until): self.slice()
         else: self.pause(min(.1, max(until - self.now(), 0)))
 
 SLICE = 20    # held-out tasks measured at once
@@ -455,7 +464,8 @@ def slice(self:TrainerProgram):
     if self.held_out is None: self.held_out = tr.env.validation(min(max(self.s.eval_tasks, SLICE), 500))
     tasks = [self.held_out[i % len(self.held_out)] for i in range(a, a + SLICE)]
     with tr.span(self.measured, 'evaluate'):
-        self.results.append(evaluate(TransformersEngine(tr.model.eval()), tr.env, tasks, samples=5, seed=a//len(self.held_out), **tr.sampling()))
+        self.results.append(evaluate(TransformersEngine(tr.model.eval()), tr.env, tasks,
+                                     samples=5, seed=a//len(self.held_out), **tr.sampling()))
     self.learn_seconds('slice', time.time() - start)
     if len(self.results)*SLICE >= self.s.eval_tasks: self.measured_all()
     if self.stop.is_set(): raise Stopped()

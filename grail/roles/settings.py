@@ -67,7 +67,8 @@ class NodeSettings:
     # trainers
     profile:str      = option('tiny', 'Trainer: protocol parameters that it publishes')
     rules:str        = option('', 'Trainer: parameters that differ from the profile\'s, such as `audit_min=3,max_groups=512`')
-    model:str        = option('tiny', 'Trainer: what it starts from, if its state folder is empty: `tiny`, `smollm2`, or a folder with safetensors and tokenizer')
+    model:str        = option('tiny', 'Trainer: what it starts from, if its state folder is empty: `tiny`, `smollm2`, '
+                                      'or a folder with safetensors and tokenizer')
     preset:str       = option('', 'Trainer: how it trains a model from a folder, a name of `grail.train.learner.PRESETS`')
     train_after:float= option(16.0, 'Trainer: seconds into a window at which it begins to train, so that weights can be set before')
     eval_tasks:int   = option(200, 'Trainer: held-out tasks measured in idle time of a window')
@@ -167,7 +168,8 @@ def load_key(s:NodeSettings)->Keypair:
     seed, address = _seed(s)
     if not is_digest(seed.removeprefix('0x').lower()): raise ConfigError('the seed of a hotkey is 64 hexadecimal digits')
     pair = Keypair.create_from_seed(bytes.fromhex(seed.removeprefix('0x')))
-    if address not in (None, pair.ss58_address): raise ConfigError(f'the wallet says its hotkey is {address}, its seed gives {pair.ss58_address}')
+    if address not in (None, pair.ss58_address):
+        raise ConfigError(f'the wallet says its hotkey is {address}, its seed gives {pair.ss58_address}')
     return pair
 
 # %% ../../nbs/roles/45_settings.ipynb #7d305fb8
@@ -207,4 +209,5 @@ def open_network(
     clock = RealClock(s.clock_offset)
     if not (s.trainer or trainer): raise ConfigError('whose checkpoints count? set GRAIL_TRAINER to the trainer\'s hotkey')
     cache = s.cache or str(Path(s.state)/'cache')
-    return Network(open_chain(s, clock), open_beacon(s, clock), open_buckets(s, clock), s.trainer or trainer, s.data or None, s.device, cache)
+    return Network(open_chain(s, clock), open_beacon(s, clock), open_buckets(s, clock),
+                   s.trainer or trainer, s.data or None, s.device, cache)

@@ -146,6 +146,9 @@ for sent in sorted(folder.glob('*.header')):
     print(json.dumps([sent.stem, found.passed]))
 '''
 
+def test_a_laboratory_takes_as_many_groups_as_it_is_asked_for():
+    assert load_lab(many=300).params.max_groups >= 300 and load_lab().params.max_groups == profile('tiny').max_groups
+
 def test_validators_in_two_processes_with_other_weights_agree_about_every_attack(tmp_path):
     lab = load_lab()
     for name, attack in ATTACKS.items():

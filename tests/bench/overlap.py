@@ -52,11 +52,13 @@ def wide(folder, seed=0):
 def run(out, model, minutes, sequential):
     "One network, until the time is up"
     s = LocalnetSettings(minutes=minutes, miners=2, validators=1, block_time=2.5, groups=2048)
-    common = dict(GRAIL_SEQUENTIAL=sequential, GRAIL_MODEL=model, GRAIL_PRESET='tiny', GRAIL_EVAL_TASKS=10**6, GRAIL_CHUNK=2, GRAIL_RULES='max_groups=2048')
+    common = dict(GRAIL_SEQUENTIAL=sequential, GRAIL_MODEL=model, GRAIL_PRESET='tiny',
+                  GRAIL_EVAL_TASKS=10**6, GRAIL_CHUNK=2, GRAIL_RULES='max_groups=2048')
     s = LocalnetSettings(**{**vars(s), 'extra': {name: common for name in s.roles}})
     with ExitStack() as lines:
         line = lambda name, url: lines.enter_context(Faults(int(url.rpartition(':')[2]), rate=RATE)).url
-        with Localnet(s, out, lambda text: print('in turn     ' if sequential else 'side by side', text, flush=True), store=line) as net: net.watch()
+        with Localnet(s, out, lambda text: print('in turn     ' if sequential else 'side by side', text, flush=True),
+                      store=line) as net: net.watch()
         return net.story(), net.verdict()
 
 def seconds(spans, begin, end):
@@ -108,12 +110,14 @@ def main():
     results = {t: shares(a.out/t.replace(' ', '-'), done[t][0]) for t in ('side by side', 'in turn')}
     table = ['| | ' + ' | '.join(f'{t}: computing | transferring' for t in results) + ' |', '|---' + '|---:'*4 + '|']
     for name in results['in turn'][0]:
-        table.append(f'| {name} | ' + ' | '.join(f'{100*r[0][name][k]:.1f} %' for r in results.values() for k in ('computing', 'transferring')) + ' |')
+        table.append(f'| {name} | ' + ' | '.join(f'{100*r[0][name][k]:.1f} %'
+                                                 for r in results.values() for k in ('computing', 'transferring')) + ' |')
     for key in ('rollouts', 'trained'):
         table.append(f'| {key} a window | ' + ' | '.join(f'{sum(r[key] for r in rows)/max(len(rows), 1):.0f} |' for t in results
                                                        for rows in [[r for r in done[t][0] if r['complete']]]) + ' |')
     (a.out/'table.md').write_text('\n'.join(table) + '\n')
-    (a.out/'overlap.json').write_text(json.dumps({t: dict(shares=r[0], seconds=r[2] - r[1], verdict=done[t][1]) for t, r in results.items()}, indent=1))
+    (a.out/'overlap.json').write_text(json.dumps({t: dict(shares=r[0], seconds=r[2] - r[1], verdict=done[t][1])
+                                                  for t, r in results.items()}, indent=1))
     picture(results, a.out/'timeline.png')
     print('\n'.join(table))
     low = min(r['computing'] for r in results['side by side'][0].values())

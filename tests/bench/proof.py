@@ -89,10 +89,13 @@ def main():
                 ours, other = rows['grail-v2'][i], rows['TOPLOC'][i]
                 out.append(dict(what=f'{what} of {args.tokens} x {args.hidden} states, {threads} thread(s), grail-v2 against TOPLOC 0.1.6',
                                 ours=ours, other=other, ratio=other/ours, unit='ms', n=args.tokens))
-        if 'TOPLOC' in rows: print(f'grail-v2 builds {rows["TOPLOC"][0]/rows["grail-v2"][0]:.1f} times as fast as TOPLOC and verifies {rows["TOPLOC"][1]/rows["grail-v2"][1]:.1f} times as fast')
+        if 'TOPLOC' in rows:
+            print(f'grail-v2 builds {rows["TOPLOC"][0]/rows["grail-v2"][0]:.1f} times as fast as TOPLOC '
+                  f'and verifies {rows["TOPLOC"][1]/rows["grail-v2"][1]:.1f} times as fast')
     if args.prefill:
         forward, build, verify = prefill_ms(args.tokens)
-        print(f'SmolLM2-135M, {args.tokens} tokens, {args.threads[-1]} threads: forward pass {forward:.0f} ms; build {build:.2f} ms ({build/forward:.2%}), verify {verify:.2f} ms ({verify/forward:.2%})')
+        print(f'SmolLM2-135M, {args.tokens} tokens, {args.threads[-1]} threads: forward pass {forward:.0f} ms; '
+              f'build {build:.2f} ms ({build/forward:.2%}), verify {verify:.2f} ms ({verify/forward:.2%})')
 
         out += [dict(what=f'{w} against a SmolLM2 prefill', ours=x, other=forward, ratio=x/forward, unit='ms', n=args.tokens)
                 for w, x in (('build', build), ('verify', verify))]

@@ -130,8 +130,10 @@ def main():
     for s in sides[1:]:
         speed, peak, beyond = (a/max(b, 1e-9) for a, b in zip(med[sides[0]], med[s]))
         print(f'{sides[0]} / {s:9} speed {speed:.2f}x, peak {peak:.2f}x, beyond start {beyond:.2f}x')
-        rows += [dict(what=f'{what} of an update, {args.model}, {sides[0]} against {s}', ours=med[sides[0]][i], other=med[s][i], ratio=r, unit=unit, n=args.repeat)
-                 for i, (what, unit, r) in enumerate((('speed', 'samples/s', speed), ('peak memory', 'MiB', peak), ('memory beyond the start', 'MiB', beyond)))]
+        rows += [dict(what=f'{what} of an update, {args.model}, {sides[0]} against {s}',
+                      ours=med[sides[0]][i], other=med[s][i], ratio=r, unit=unit, n=args.repeat)
+                 for i, (what, unit, r) in enumerate((('speed', 'samples/s', speed), ('peak memory', 'MiB', peak),
+                                                      ('memory beyond the start', 'MiB', beyond)))]
     if args.json: Path(args.json).write_text(json.dumps(rows, indent=1))
 
 

@@ -1,4 +1,5 @@
-"""What verification costs beside generation: tokens a second of a miner and of a validator, same model, same machine, both with transformers.
+"""What verification costs beside generation: tokens a second of a miner and of a validator, same model, same machine, \
+both with transformers.
 
     python tests/bench/verify.py [--new 128] [--prompt 96] [--batches 1 4 16] [--threads 2] [--repeat 3] [--json FILE]
 
@@ -103,7 +104,8 @@ def main():
     seen = prefill(model, [prompt + c for c in some], [len(prompt)]*4)
     pairs = [(h[:n], h[:n]*(1 + .01*torch.randn(h[:n].shape))) for h, n in zip(seen.hidden, seen.lengths)]
     scheme = proof_scheme(params, calibrate_projection(pairs))
-    print(f'SmolLM2-135M in float32, {args.prompt} prompt and {args.new} new tokens, {args.threads} threads, medians of {args.repeat}; completion tokens a second')
+    print(f'SmolLM2-135M in float32, {args.prompt} prompt and {args.new} new tokens, '
+          f'{args.threads} threads, medians of {args.repeat}; completion tokens a second')
     print(f'{"batch":>5} {"generate":>9} {"verify":>9} {"ratio":>6} {"prefill":>9} {"statistics":>11} {"decode step":>12} {"noise":>7}')
     for b in args.batches:
         keys = [noise_key(OPEN, 'miner', 0, i) for i in range(b)]
@@ -120,14 +122,19 @@ def main():
         noise = float(np.median(np.subtract(*times(lambda: pick(logits, keys, 0), lambda: logits.numpy().argmax(-1), repeat=30))))
         n, step = b*args.new, made/args.new
         print(f'{b:5} {n/made:9.1f} {n/checked:9.1f} {made/checked:6.1f} {n/read:9.1f} {extra:11.1%} {step*1e3:9.1f} ms {noise/step:7.1%}')
-        out += [dict(what=f'verify a token against generating it, batch {b}', ours=n/checked, other=n/made, ratio=made/checked, unit='tokens/s', n=n),
-                dict(what=f'all statistics against the prefill, batch {b}', ours=extra*checked/(1+extra), other=checked/(1+extra), ratio=extra, unit='s', n=n),
-                dict(what=f'noise of {vocab} tokens against a decode step, batch {b}', ours=noise, other=step, ratio=noise/step, unit='s', n=b)]
+        out += [dict(what=f'verify a token against generating it, batch {b}',
+                     ours=n/checked, other=n/made, ratio=made/checked, unit='tokens/s', n=n),
+                dict(what=f'all statistics against the prefill, batch {b}',
+                     ours=extra*checked/(1+extra), other=checked/(1+extra), ratio=extra, unit='s', n=n),
+                dict(what=f'noise of {vocab} tokens against a decode step, batch {b}',
+                     ours=noise, other=step, ratio=noise/step, unit='s', n=b)]
     ratio = next(r['ratio'] for r in reversed(out) if r['what'].startswith('verify'))
     for name, p in (('grail_v0', GRAIL_V0), ('smollm2', SMOLLM2)):
         read, cost = window_cost(p, 40, 64, ratio)
-        print(f'profile {name}: of 40 miners with 64 groups each a validator reads {read:.2%} of a window\'s tokens, {cost:.2%} of what generating them cost')
-        out.append(dict(what=f'a validator\'s window against generating it, profile {name}, 40 miners of 64 groups', ours=cost, other=1., ratio=cost, unit='share', n=40))
+        print(f'profile {name}: of 40 miners with 64 groups each a validator reads {read:.2%} '
+              f'of a window\'s tokens, {cost:.2%} of what generating them cost')
+        out.append(dict(what=f'a validator\'s window against generating it, profile {name}, 40 miners of 64 groups',
+                        ours=cost, other=1., ratio=cost, unit='share', n=40))
     if args.json: Path(args.json).write_text(json.dumps(out, indent=1))
 
 

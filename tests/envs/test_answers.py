@@ -267,6 +267,7 @@ def test_the_second_opinion_is_killed_and_comes_back():
         assert mv.ask('x'*3000, '1') is None
 
 
-@pytest.mark.parametrize('text', ['x_{', '2_{', 'e_${', '3_{', 'x_', 'x^', 'x^{', r'\frac', r'\frac{', r'\sqrt', r'\sqrt[', r'\sqrt[3]{', r'\begin{pmatrix}', '(', '[1,', r'\{', 'x_{1', r'\text{'])
+@pytest.mark.parametrize('text', ['x_{', '2_{', 'e_${', '3_{', 'x_', 'x^', 'x^{', r'\frac', r'\frac{',
+                                  r'\sqrt', r'\sqrt[', r'\sqrt[3]{', r'\begin{pmatrix}', '(', '[1,', r'\{', 'x_{1', r'\text{'])
 def test_a_text_that_ends_too_early_is_no_answer_and_no_error(text):
     for a, b in ((text, '3'), ('3', text), (text + ' ', 'x')): assert equivalent(a, b) is False

@@ -1,6 +1,7 @@
 """No Python process of the tests speaks to anything but this machine: an attempt fails, and is noted in the file that GUARD_LOG names.
 
-Programs that are not Python are not watched. Python loads a module of this name by itself when it starts; its folder is on the PYTHONPATH of all processes that tests start."""
+Programs that are not Python are not watched. Python loads a module of this name by itself when it starts; \
+its folder is on the PYTHONPATH of all processes that tests start."""
 import ipaddress
 import os
 import socket

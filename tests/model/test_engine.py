@@ -85,7 +85,9 @@ def test_decoding_stops_when_all_have_ended(monkeypatch):
 
 def test_no_batch_exceeds_the_budget(monkeypatch):
     sizes, decode = [], TransformersEngine._decode
-    monkeypatch.setattr(TransformersEngine, '_decode', lambda self, p, k, new, *a, **kw: (sizes.append((len(p), max(map(len, p)) + new)), decode(self, p, k, new, *a, **kw))[1])
+    monkeypatch.setattr(TransformersEngine, '_decode',
+                        lambda self, p, k, new, *a, **kw: (sizes.append((len(p), max(map(len, p)) + new)),
+                                                           decode(self, p, k, new, *a, **kw))[1])
     TransformersEngine(llama(), batch_tokens=100).generate(prompts_of(40), None, 5)
     assert len(sizes) > 3 and sum(n for n, _ in sizes) == 40 and all(n*w <= 100 for n, w in sizes)
 
@@ -121,7 +123,8 @@ def test_what_cannot_be_continued_is_refused():
 def test_prompts_may_be_arrays_or_tensors():
     engine = TransformersEngine(genesis()[0])
     as_list = engine.generate([[8, 5, 13]], keys_of(1), 4)
-    assert as_list == engine.generate([np.array([8, 5, 13], np.int32)], keys_of(1), 4) == engine.generate([torch.tensor([8, 5, 13])], keys_of(1), 4)
+    assert (as_list == engine.generate([np.array([8, 5, 13], np.int32)], keys_of(1), 4)
+            == engine.generate([torch.tensor([8, 5, 13])], keys_of(1), 4))
 
 def test_a_window_of_rollouts_takes_less_than_half_a_second_of_one_core():
     model = genesis()[0]

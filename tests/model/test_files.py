@@ -50,18 +50,21 @@ def test_no_corruption_is_worse_than_a_format_error(name, seed):
     try: model_from_files({**PARTS, name: bytes(data)})
     except FormatError: pass
 
-VALUES = st.sampled_from([None, True, -1, 0, 1, 7, 2**31, 2**63, 10**30, 1.5, -1e308, '', 'x', '../x', [], {}, [1]*50, {'a': 1}, ['full_attention'], 'a/b'])
+VALUES = st.sampled_from([None, True, -1, 0, 1, 7, 2**31, 2**63, 10**30, 1.5, -1e308,
+                          '', 'x', '../x', [], {}, [1]*50, {'a': 1}, ['full_attention'], 'a/b'])
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.sampled_from(JSONS[:2] + ['tokenizer_config.json']), st.data())
 def test_no_odd_value_is_worse_than_a_format_error(name, data):
     d = json.loads(PARTS[name])
-    key = data.draw(st.sampled_from(sorted(d) + ['auto_map', 'quantization_config', 'attn_implementation', '_attn_implementation', 'added']))
+    key = data.draw(st.sampled_from(sorted(d) +
+                                    ['auto_map', 'quantization_config', 'attn_implementation', '_attn_implementation', 'added']))
     d[key] = data.draw(VALUES)
     try: model_from_files({**PARTS, name: canonical_json(d)})
     except FormatError: pass
 
-@pytest.mark.parametrize('change', [dict(hidden_size=2**30), dict(vocab_size=2**40), dict(num_hidden_layers=10**9, layer_types=None), dict(intermediate_size=2**50),
+@pytest.mark.parametrize('change', [dict(hidden_size=2**30), dict(vocab_size=2**40),
+                                    dict(num_hidden_layers=10**9, layer_types=None), dict(intermediate_size=2**50),
                                     dict(num_attention_heads=10**9), dict(num_hidden_layers=4096, layer_types=None), dict(head_dim=2**40)])
 def test_a_configuration_cannot_ask_for_more_than_the_file_holds(change):
     config = {**json.loads(PARTS['config.json']), **change}

@@ -18,7 +18,8 @@ def naive(model, sequence, prompt):
     "Everything from the whole table of logits"
     with torch.no_grad(): out = model(input_ids=torch.tensor([sequence]), output_hidden_states=True)
     logp = out.logits[0].float().log_softmax(-1)[prompt-1:len(sequence)-1]
-    return out.hidden_states[-1][0, prompt:], logp[range(len(logp)), sequence[prompt:]], -(logp.exp()*logp).sum(-1), logp[:, model.config.eos_token_id]
+    return (out.hidden_states[-1][0, prompt:], logp[range(len(logp)), sequence[prompt:]], -(logp.exp()*logp).sum(-1),
+            logp[:, model.config.eos_token_id])
 
 MODELS = {}
 def model_of(attention):
@@ -77,8 +78,10 @@ def test_the_visitor_sees_each_position_once():
     assert out.extra['top'].shape == (5, 7) and out.extra['top'].dtype == torch.long
 
 @pytest.mark.parametrize('sequences, prompts', [
-    ([[1, 20]], [1]), ([[1, -2]], [1]), ([[1, 2]], [0]), ([[1, 2]], [3]), ([[1, 2]], [-1]), ([[1., 2.]], [1]), (['ab'], [1]), ([[[1, 2]]], [1]), ([[]], [0]),
-    ([], []), ([[1, 2]], [1, 1]), ([[1, 2**64]], [1]), ([[1, [2]]], [1]), ([None], [1]), ([[True, False]], [1]), ([np.array([1, 2], np.uint64)*2**62], [1])])
+    ([[1, 20]], [1]), ([[1, -2]], [1]), ([[1, 2]], [0]), ([[1, 2]], [3]), ([[1, 2]], [-1]), ([[1., 2.]], [1]),
+    (['ab'], [1]), ([[[1, 2]]], [1]), ([[]], [0]),
+    ([], []), ([[1, 2]], [1, 1]), ([[1, 2**64]], [1]), ([[1, [2]]], [1]),
+    ([None], [1]), ([[True, False]], [1]), ([np.array([1, 2], np.uint64)*2**62], [1])])
 def test_malformed_rollouts_are_format_errors(sequences, prompts):
     with pytest.raises(FormatError): prefill(genesis()[0], sequences, prompts)
 
@@ -103,7 +106,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)/1024)
 def test_peak_memory_does_not_hold_the_table_of_logits():
     "The table would be 8 x 256 x 60,000 float32 = 469 MiB; a chunk of 64 positions 15, of which a few live at a time"
     from pathlib import Path
-    done = subprocess.run([sys.executable, '-c', MEMORY], capture_output=True, text=True, cwd=Path(__file__).parents[2], env={**os.environ, 'PYTHONPATH': 'tests:.'}, timeout=120)
+    done = subprocess.run([sys.executable, '-c', MEMORY], capture_output=True, text=True,
+                          cwd=Path(__file__).parents[2], env={**os.environ, 'PYTHONPATH': 'tests:.'}, timeout=120)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 160
 
@@ -114,7 +118,8 @@ def test_what_comes_before_a_token_is_the_same_as_one_loop_and_as_tensor_operati
     rng = np.random.default_rng(seed)
     logits, tokens = torch.from_numpy(rng.integers(-3, 4, (n, vocab)).astype(np.float32)), torch.from_numpy(rng.integers(0, vocab, n))
     p = logits.softmax(-1)
-    plain = [sum(float(p[b, v]) for v in range(vocab) if (-float(logits[b, v]), v) < (-float(logits[b, t]), t)) for b, t in enumerate(tokens.tolist())]
+    plain = [sum(float(p[b, v]) for v in range(vocab) if (-float(logits[b, v]), v) < (-float(logits[b, t]), t))
+             for b, t in enumerate(tokens.tolist())]
     for way in (fw.sum_before, fw._passes, lambda *a: torch.from_numpy(fw._sum_before.py_func(*(x.numpy() for x in a)))):
         assert torch.allclose(way(logits, p, tokens), torch.tensor(plain, dtype=torch.float32), atol=1e-5)
 
@@ -146,8 +151,8 @@ def test_models_without_a_plain_cache_are_read_in_full(config):
     import transformers as tr
     torch.manual_seed(0)
     c = (tr.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=8) if config == 'mamba' else
-         tr.Lfm2Config(vocab_size=97, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, num_hidden_layers=2,
-                       layer_types=['conv', 'full_attention']))
+         tr.Lfm2Config(vocab_size=97, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,
+                       num_hidden_layers=2, layer_types=['conv', 'full_attention']))
     model, seqs = tr.AutoModelForCausalLM.from_config(c).eval(), [[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [1, 2, 3, 9]]
     out = prefill(model, seqs, [3, 3, 3])
     for b, s in enumerate(seqs):

@@ -10,7 +10,8 @@ from grail.model.variants import drop_layers, fp8, int4, int8, map_weights, nois
 from model.model_zoo import llama
 
 
-@pytest.mark.parametrize('make', [lambda m: drop_layers(m, 1), lambda m: noised(m, .1), int8, int4, fp8], ids='drop noise int8 int4 fp8'.split())
+@pytest.mark.parametrize('make', [lambda m: drop_layers(m, 1), lambda m: noised(m, .1), int8, int4, fp8],
+                         ids='drop noise int8 int4 fp8'.split())
 def test_an_impostor_differs_and_leaves_the_original_alone(make):
     model = llama()
     before = weights_digest(model)
@@ -22,7 +23,8 @@ def test_an_impostor_differs_and_leaves_the_original_alone(make):
 def test_a_model_with_fewer_layers_generates_as_transformers_says(n, at, kept):
     model = llama()
     small = drop_layers(model, n, at)
-    assert [torch.equal(a.mlp.up_proj.weight, model.model.layers[i].mlp.up_proj.weight) for a, i in zip(small.model.layers, kept)] == [True]*len(kept)
+    assert [torch.equal(a.mlp.up_proj.weight, model.model.layers[i].mlp.up_proj.weight)
+            for a, i in zip(small.model.layers, kept)] == [True]*len(kept)
     theirs = small.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)[0, 3:].tolist()
     assert TransformersEngine(small).generate([[5, 6, 7]], None, 8, temperature=0)[0] == theirs
 

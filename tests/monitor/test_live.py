@@ -7,13 +7,16 @@ from rich.console import Console
 from grail.monitor.live import LiveTable, miner_table
 
 WINDOW = dict(kind='window', window=30, block=59, train={'pass@1': .2}, val={'pass@1': .1, 'pass@5': .3}, checkpoint='00'*32)
-def miner(name, **kw): return {**dict(kind='miner', window=30, name=name, behaviour='honest', audited=True, passed=True, failed_checks=[], rollouts=9, weight=.1, trusted=True), **kw}
+def miner(name, **kw):
+    return {**dict(kind='miner', window=30, name=name, behaviour='honest', audited=True, passed=True,
+                   failed_checks=[], rollouts=9, weight=.1, trusted=True), **kw}
 def console(tty): return Console(file=io.StringIO(), width=120, force_terminal=tty, color_system=None)
 
 
 @pytest.mark.parametrize('tty', [True, False])
 def test_names_cannot_steer_the_terminal(tty):
-    with LiveTable(2, console=(c := console(tty))) as t: t.update(WINDOW, [miner('\x1b]0;owned\x07\x1b[2J\r\n[bold]x', passed=False, failed_checks=['\x1b[5m'])])
+    with LiveTable(2, console=(c := console(tty))) as t:
+        t.update(WINDOW, [miner('\x1b]0;owned\x07\x1b[2J\r\n[bold]x', passed=False, failed_checks=['\x1b[5m'])])
     out = c.file.getvalue()
     assert '\x1b]0;' not in out and '\x07' not in out and '\x1b[2J' not in out and '\x1b[5m' not in out and '[bold]x' in out
 

@@ -60,14 +60,17 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     (tmp_path/'m.jsonl').write_text('{"window":0}\n{"window":\n{"window":2}\n')
     with pytest.raises(FormatError, match='line 2'): read_metrics(tmp_path/'m.jsonl')
 
-@pytest.mark.parametrize('line', [{}, {'window': None}, {'window': True}, {'window': 30.}, {'kind': 'window', 'window': 30}, {'kind': 'miner', 'window': 30, 'name': 'x'}])
+@pytest.mark.parametrize('line', [{}, {'window': None}, {'window': True}, {'window': 30.},
+                                  {'kind': 'window', 'window': 30}, {'kind': 'miner', 'window': 30, 'name': 'x'}])
 def test_lines_without_their_fields_are_refused_and_not_written(tmp_path, line):
     f = MetricsFile(tmp_path/'m.jsonl')
     with pytest.raises(FormatError): f.write(line)
     assert read_metrics(tmp_path/'m.jsonl') == []
 
 values = st.recursive(st.none() | st.booleans() | st.integers(-2**53, 2**53) | st.floats() | st.text(st.characters(codec='utf-8')),
-                      lambda s: st.lists(s, max_size=3) | st.dictionaries(st.text(st.characters(codec='utf-8'), max_size=8), s, max_size=3), max_leaves=8)
+                      lambda s: (st.lists(s, max_size=3)
+                                 | st.dictionaries(st.text(st.characters(codec='utf-8'), max_size=8), s, max_size=3)),
+                      max_leaves=8)
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.text(st.characters(codec='utf-8'), max_size=8), values, max_size=4))
@@ -81,9 +84,12 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, line):
 @settings(max_examples=50, deadline=None)
 @given(values)
 def test_stripped_lines_hold_no_clock_and_lose_nothing_else(value):
-    def fields(v): return [k for k, w in v.items() for k in [k, *fields(w)]] if isinstance(v, dict) else [k for w in v for k in fields(w)] if isinstance(v, list) else []
+    def fields(v):
+        return ([k for k, w in v.items() for k in [k, *fields(w)]] if isinstance(v, dict) else
+                [k for w in v for k in fields(w)] if isinstance(v, list) else [])
     timed = {'a': value, 'took_seconds': 1., 'b': [{'x_seconds': 2, 'y': value}]}
-    assert fields(stripped(plain(timed))) == [k for k in fields({'a': plain(value), 'b': [{'y': plain(value)}]}) if not k.endswith('_seconds')]
+    assert fields(stripped(plain(timed))) == [k for k in fields({'a': plain(value), 'b': [{'y': plain(value)}]})
+                                              if not k.endswith('_seconds')]
 
 def test_tensors_and_arrays_become_numbers():
     import numpy as np

@@ -53,7 +53,8 @@ def world():
     proofs     = scheme.commit(p.hidden, p.lengths, prompts, places(NOW, ALICE.ss58_address, len(sequences)))
     rollouts   = [Rollout(i//G, i%G, np.int32(s), n, lp[:c].float().numpy(), q, float(i % 2), bool(i % 2))
                   for i, (s, n, lp, c, q) in enumerate(zip(sequences, prompts, p.logprobs, p.lengths, proofs))]
-    return dict(model=model, tokenizer=tokenizer, coarse=coarse, cal=cal, params=params, scheme=scheme, rollouts=rollouts, sealed=seal(rollouts, ALICE, 900, DIGEST, params, NOW))
+    return dict(model=model, tokenizer=tokenizer, coarse=coarse, cal=cal, params=params,
+                scheme=scheme, rollouts=rollouts, sealed=seal(rollouts, ALICE, 900, DIGEST, params, NOW))
 
 
 def audit(world, rollouts, opened=NOW, hotkey=ALICE.ss58_address, scheme=None, model=None):
@@ -61,7 +62,9 @@ def audit(world, rollouts, opened=NOW, hotkey=ALICE.ss58_address, scheme=None, m
     sequences, prompts = [r.tokens for r in rollouts], [r.prompt_length for r in rollouts]
     p  = read(model or world['model'], sequences, prompts)
     at = [ProofContext(opened.value, hotkey, r.group, r.index) for r in rollouts]
-    return [x.passed for x in (scheme or world['scheme']).verify(p.hidden, p.lengths, prompts, at, [r.proof for r in rollouts], b'a'*32, 'd'*64)]
+    return [x.passed
+            for x in (scheme or world['scheme']).verify(p.hidden, p.lengths, prompts, at,
+                                                        [r.proof for r in rollouts], b'a'*32, 'd'*64)]
 
 
 def test_an_honest_submission_holds(world):
@@ -75,7 +78,8 @@ def test_exactly_four_bytes_a_token_in_the_body(world, version):
     if version == 'grail-v1':
         params = replace(params, proof=version)
         p      = read(world['coarse'], [r.tokens for r in world['rollouts']], [r.prompt_length for r in world['rollouts']])
-        proofs = proof_scheme(params).commit(p.hidden, p.lengths, [r.prompt_length for r in world['rollouts']], places(NOW, ALICE.ss58_address, len(p.lengths)))
+        proofs = proof_scheme(params).commit(p.hidden, p.lengths, [r.prompt_length for r in world['rollouts']],
+                                             places(NOW, ALICE.ss58_address, len(p.lengths)))
         sealed = seal([replace(r, proof=q) for r, q in zip(world['rollouts'], proofs)], ALICE, 900, DIGEST, params, NOW)
     s = read_submission(*sealed, params, hotkey=ALICE.ss58_address, window=900, open=NOW)
     rollouts = s.rollouts
@@ -92,7 +96,8 @@ def test_other_precision_batch_and_attention_are_honest(world):
     for model in (world['model'], world['coarse'], eager): assert all(audit(world, world['rollouts'], model=model))
     r = world['rollouts'][:G]
     p = canonical_prefill(world['model'], [x.tokens for x in r], [x.prompt_length for x in r])
-    assert all(x.passed for x in world['scheme'].verify(p.hidden, p.lengths, [x.prompt_length for x in r], places(NOW, ALICE.ss58_address, G), [x.proof for x in r]))
+    assert all(x.passed for x in world['scheme'].verify(p.hidden, p.lengths, [x.prompt_length for x in r],
+                                                        places(NOW, ALICE.ss58_address, G), [x.proof for x in r]))
 
 
 @pytest.mark.parametrize('change', ['token', 'logprob', 'reward', 'success', 'proof', 'swap', 'drop', 'repeat'])
@@ -112,16 +117,20 @@ def test_altering_anything_after_signing_is_rejected(world, change):
     if change == 'repeat':  r = [*r[:-1], r[0]]
     forged = encode_body(r)
     with pytest.raises(FormatError): read_submission(header, forged, world['params'])
-    outer = parse_json(header)                                                  # and with a header that fits, but which Alice has not signed
-    outer['header'].update(body_sha256=__import__('hashlib').sha256(forged).hexdigest(), body_bytes=len(forged), rollouts=len(r), tokens=sum(x.length for x in r))
+    # and with a header that fits, but which Alice has not signed
+    outer = parse_json(header)
+    outer['header'].update(body_sha256=__import__('hashlib').sha256(forged).hexdigest(),
+                           body_bytes=len(forged), rollouts=len(r), tokens=sum(x.length for x in r))
     with pytest.raises(FormatError): read_submission(canonical_json(outer), forged, world['params'])
 
 
-@pytest.mark.parametrize('field, value', [('proof', 'grail-v1'), ('hotkey', BOB.ss58_address), ('window', 930), ('open', NEXT.to_dict()), ('checkpoint', 'd'*64)])
+@pytest.mark.parametrize('field, value', [('proof', 'grail-v1'), ('hotkey', BOB.ss58_address), ('window', 930),
+                                          ('open', NEXT.to_dict()), ('checkpoint', 'd'*64)])
 def test_another_version_hotkey_window_randomness_or_checkpoint_in_the_header_is_rejected(world, field, value):
     outer = parse_json(world['sealed'][0])
     outer['header'][field] = value
-    with pytest.raises(FormatError): read_submission(canonical_json(outer), world['sealed'][1], world['params'], open=NOW, checkpoint=DIGEST)
+    with pytest.raises(FormatError):
+        read_submission(canonical_json(outer), world['sealed'][1], world['params'], open=NOW, checkpoint=DIGEST)
 
 
 def test_signing_it_again_does_not_help(world):
@@ -158,7 +167,8 @@ def test_one_token_altered_before_signing_is_rejected(world):
     assert len(r) > 30 and np.mean(audit(world, altered)) < .6
     text   = write(world['model'], world['tokenizer'], NOW, 'calibration', 10, problem=1)
     alone  = [read(world['model'], [s], [n]) for s, n in zip(*text)]
-    sharp  = proof_scheme(world['params'], calibrate_projection([(a[:len(p.hidden[0])], p.hidden[0]) for a, p in zip(read(world['model'], *text).hidden, alone)]))
+    sharp  = proof_scheme(world['params'], calibrate_projection([(a[:len(p.hidden[0])], p.hidden[0])
+                                                                 for a, p in zip(read(world['model'], *text).hidden, alone)]))
     p      = read(world['model'], [x.tokens for x in r], [7]*len(r))
     proofs = sharp.commit(p.hidden, p.lengths, [7]*len(r), [ProofContext(NOW.value, ALICE.ss58_address, x.group, x.index) for x in r])
     assert not any(audit(world, [replace(x, proof=q) for x, q in zip(altered, proofs)], scheme=sharp))
@@ -168,14 +178,16 @@ def test_one_token_altered_before_signing_is_rejected(world):
 @pytest.mark.parametrize('forge', ['zeros', 'ones', 'random', 'shuffled', 'previous'])
 def test_a_submission_without_states_is_rejected(world, forge):
     rng = np.random.default_rng(0)
-    fake = dict(zeros=lambda p: p*0, ones=lambda p: p*0 + np.uint32(0x01010101), random=lambda p: rng.integers(0, 2**32, len(p), dtype=np.uint32),
+    fake = dict(zeros=lambda p: p*0, ones=lambda p: p*0 + np.uint32(0x01010101),
+                random=lambda p: rng.integers(0, 2**32, len(p), dtype=np.uint32),
                 shuffled=lambda p: np.roll(rng.permutation(p), 1), previous=lambda p: np.roll(p, 1))[forge]
     assert not any(audit(world, [replace(r, proof=fake(r.proof)) for r in world['rollouts'] if r.length > 2]))
 
 
 def test_another_model_is_rejected(world):
     "The same architecture a training run away, and the same weights rounded to four bits"
-    for change in (lambda w: w + .02*torch.randn(w.shape, generator=torch.Generator().manual_seed(0)), lambda w: (w/w.abs().max()*7).round()*w.abs().max()/7):
+    for change in (lambda w: w + .02*torch.randn(w.shape, generator=torch.Generator().manual_seed(0)),
+                   lambda w: (w/w.abs().max()*7).round()*w.abs().max()/7):
         model, _ = genesis()
         with torch.no_grad():
             for w in model.model.layers.parameters(): w.copy_(change(w))

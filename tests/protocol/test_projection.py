@@ -1,4 +1,5 @@
-"The projection's codes are integers that do not depend on who computes them; its calibration survives strangers; its decision keeps its rate."
+"""The projection's codes are integers that do not depend on who computes them; its calibration survives strangers; \
+its decision keeps its rate."""
 import math
 
 import numpy as np
@@ -7,8 +8,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from grail.core.basics import ConfigError, FormatError
-from grail.protocol.projection import (LEVELS, Calibration, calibrate_projection, codes, coefficients, distances, far_limit, honest_distances, judge, mean_limit,
-                                       project, squash, stale)
+from grail.protocol.projection import (LEVELS, Calibration, calibrate_projection, codes, coefficients, distances, far_limit,
+                                       honest_distances, judge, mean_limit, project, squash, stale)
 from grail.protocol.randomness import prf
 
 
@@ -40,7 +41,8 @@ def ours(h, mean, scale, step, at=(b'o'*32, 'miner', 1, 2)):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(1, 90), st.integers(0, 5), st.integers(0, 2**32-1), st.integers(1, 3000), st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]), st.booleans())
+@given(st.integers(1, 90), st.integers(0, 5), st.integers(0, 2**32-1), st.integers(1, 3000),
+       st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]), st.booleans())
 def test_codes_equal_the_reference_in_every_dtype(H, n, seed, step, dtype, odd):
     rng = np.random.default_rng(seed)
     h   = torch.from_numpy(rng.normal(size=(n, H))*10**rng.uniform(-2, 3, H)).to(dtype)
@@ -77,7 +79,8 @@ def test_two_threads_and_any_batch_give_the_same():
     finally: torch.set_num_threads(threads)
     signs, dither = coefficients(b'o'*32, 'miner', 1, 2, 300, 513)
     m, s = torch.from_numpy(mean), torch.from_numpy(scale)
-    assert (np.concatenate([codes(project(h[i:i+7], (signs[0], signs[1][i:]), m, s), dither[i:i+7], 37) for i in range(0, 300, 7)]) == expected).all()
+    assert (np.concatenate([codes(project(h[i:i+7], (signs[0], signs[1][i:]), m, s), dither[i:i+7], 37)
+                            for i in range(0, 300, 7)]) == expected).all()
 
 
 def test_every_bit_of_the_context_changes_all_positions():
@@ -116,7 +119,8 @@ def test_false_positives_stay_below_the_stated_rate():
 @pytest.mark.parametrize('length', [1, 3, 7, 64, 500])
 def test_the_rate_holds_for_lengths_that_were_not_calibrated(length):
     cal   = calibrate_projection(gaussian_pairs(400), false_positives=.01)
-    fresh = honest_distances(gaussian_pairs(600 if length < 100 else 150, length=length, seed=2), torch.from_numpy(cal.mean), torch.from_numpy(cal.scale), cal.step)
+    fresh = honest_distances(gaussian_pairs(600 if length < 100 else 150, length=length, seed=2),
+                             torch.from_numpy(cal.mean), torch.from_numpy(cal.scale), cal.step)
     assert np.mean([bool(judge(d, cal)[2]) for d in fresh]) < .03
 
 

@@ -34,7 +34,8 @@ def net(request):
 
 def passed(net, proofs=None, hidden=None, at=None, audit=AUDIT, digest=DIGEST):
     scheme, h, lengths, prompts, contexts, p = net
-    results = scheme.verify(h if hidden is None else hidden, lengths, prompts, at or contexts, p if proofs is None else proofs, audit, digest)
+    results = scheme.verify(h if hidden is None else hidden, lengths, prompts, at or contexts,
+                            p if proofs is None else proofs, audit, digest)
     assert all(isinstance(r, ProofResult) and r.passed == (not r.reason) for r in results)
     return [r.passed for r in results]
 
@@ -75,7 +76,8 @@ def test_repeating_an_index_is_rejected(net):
 def test_the_verifier_picks_dimensions_and_coefficients_so_a_ground_sketch_is_rejected():
     "One dimension repeated, under coefficients that were searched until their sum vanishes: near 0 whatever the model says"
     h, lengths, prompts, at = states(5, 40, 64), [40]*5, [10]*5, [ProofContext(b'o'*32, 'miner', 3, i) for i in range(5)]
-    scheme, total = proof_scheme(ProtocolParams(proof='grail-v1')), lambda c: abs(int(sketch_coefficients(c.open, c.hotkey, c.group, c.index, 32).sum()))
+    scheme, total = (proof_scheme(ProtocolParams(proof='grail-v1')),
+                     lambda c: abs(int(sketch_coefficients(c.open, c.hotkey, c.group, c.index, 32).sum())))
     ground = [next(x for s in range(20_000) if total(x := replace(c, open=s.to_bytes(32, 'big'))) <= 3) for c in at]
     forged = scheme.commit(h[..., :1].expand_as(h), lengths, prompts, ground)
     assert all((sketch_distance(p, np.zeros_like(p)) <= 50).all() for p in forged)       # by the miner's rules it would have worked
@@ -134,7 +136,8 @@ def test_any_number_of_proofs_gives_one_result_a_rollout(net):
 
 def test_contexts_lengths_and_prompts_of_other_numbers_are_an_error(net):
     scheme, hidden, lengths, prompts, at, proofs = net
-    for args in ((hidden, lengths, prompts, at[:4]), (hidden, lengths, prompts, at + at[:1]), (hidden, lengths[:4], prompts, at), (hidden, lengths, prompts[:4], at),
+    for args in ((hidden, lengths, prompts, at[:4]), (hidden, lengths, prompts, at + at[:1]),
+                 (hidden, lengths[:4], prompts, at), (hidden, lengths, prompts[:4], at),
                  (hidden[:4], lengths, prompts, at), (hidden, [41]*5, prompts, at), (hidden, [-1]*5, prompts, at)):
         with pytest.raises(ConfigError): scheme.commit(*args)
         with pytest.raises(ConfigError): scheme.verify(*args, proofs, AUDIT, DIGEST)
@@ -154,7 +157,8 @@ def test_a_rollout_is_proved_the_same_alone_and_in_a_batch(net):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.sampled_from(['grail-v1', 'grail-v2']), st.sampled_from([8, 9, 12, 31, 64]), st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(0, 99),
+@given(st.sampled_from(['grail-v1', 'grail-v2']), st.sampled_from([8, 9, 12, 31, 64]),
+       st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(0, 99),
        st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 def test_any_shape_from_hidden_8_and_length_0_on(version, H, lengths, seed, dtype):
     scheme = proof_scheme(ProtocolParams(proof=version), CALIBRATIONS[H])

@@ -60,14 +60,17 @@ def test_challenges_are_distinct_sorted_and_inside(length, count, audit):
 
 
 @given(st.one_of(st.none(), st.integers(), st.text(), st.lists(st.integers()), st.dictionaries(st.text(), st.integers()),
-                 st.fixed_dictionaries(dict(kind=st.sampled_from(['open', 'audit', None]), window=st.one_of(st.integers(), st.text(), st.floats()),
-                                            block_hash=st.one_of(st.text(), st.none()), round=st.one_of(st.integers(), st.booleans()), beacon=st.text()))))
+                 st.fixed_dictionaries(dict(kind=st.sampled_from(['open', 'audit', None]),
+                                            window=st.one_of(st.integers(), st.text(), st.floats()),
+                                            block_hash=st.one_of(st.text(), st.none()),
+                                            round=st.one_of(st.integers(), st.booleans()), beacon=st.text()))))
 def test_foreign_randomness_is_valid_or_a_format_error(d):
     try: assert isinstance(Randomness.from_dict(d), Randomness)
     except FormatError: pass
 
 
-@given(st.one_of(st.none(), st.integers(), st.text(), st.binary()), st.one_of(st.none(), st.text(), st.from_regex('[0-9a-f]{128}', fullmatch=True)))
+@given(st.one_of(st.none(), st.integers(), st.text(), st.binary()),
+       st.one_of(st.none(), st.text(), st.from_regex('[0-9a-f]{128}', fullmatch=True)))
 def test_foreign_signatures_are_a_signature_error(hotkey, signature):
     with pytest.raises(SignatureError): verify(hotkey, 'submission', b'data', signature)
 

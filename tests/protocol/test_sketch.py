@@ -32,7 +32,8 @@ def test_buckets_as_published():
 def test_tolerances_as_published():
     assert [tolerance(p) for p in (0, 50, 100, 200, 500, 1000, 2047)] == [50, 66, 75, 83, 91, 95, 97]
     p = np.arange(20_000)
-    assert (tolerance(p) == np.floor(50*(2 - 1/(1 + p/100)) + 1e-9)).all() and (np.diff(tolerance(p)) >= 0).all() and tolerance(p).max() < 100
+    assert ((tolerance(p) == np.floor(50*(2 - 1/(1 + p/100)) + 1e-9)).all()
+            and (np.diff(tolerance(p)) >= 0).all() and tolerance(p).max() < 100)
 
 
 @pytest.mark.parametrize('B', [8, 16])

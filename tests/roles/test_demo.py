@@ -1,4 +1,5 @@
-"What `make demo` promises, on three seeds: the model learns, every cheat listed fails whenever it is audited and ends with nothing, nobody honest fails."
+"""What `make demo` promises, on three seeds: the model learns, every cheat listed fails whenever it is audited \
+and ends with nothing, nobody honest fails."""
 import pytest
 
 from grail.roles.simulate import begin, settings, simulate

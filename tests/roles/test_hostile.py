@@ -65,7 +65,8 @@ def rows(n):
     "A body of `n` equal rows, which compresses to almost nothing"
     one = pa.array(np.zeros(n, np.int32))
     lists = lambda kind: pa.ListArray.from_arrays(pa.array(np.zeros(n + 1, np.int32)), pa.array([], kind))
-    t = pa.table(dict(group=one, index=one, prompt_length=one, tokens=lists(pa.int32()), logprobs=lists(pa.float32()), proof=lists(pa.uint32()),
+    t = pa.table(dict(group=one, index=one, prompt_length=one, tokens=lists(pa.int32()),
+                      logprobs=lists(pa.float32()), proof=lists(pa.uint32()),
                       reward=pa.array(np.zeros(n)), success=pa.array(np.zeros(n, bool))))
     sink = io.BytesIO()
     pq.write_table(t, sink, compression='zstd')
@@ -116,7 +117,8 @@ CASES = dict(
     repeated_rollout     =lambda h, b, k, r, a, s: seal(r + r[:1], **a),
     no_rollouts          =lambda h, b, k, r, a, s: seal([], **a),
     no_prompt            =lambda h, b, k, r, a, s: with_body(h, edit(b, prompt_length=lambda c: pa.array(np.zeros(len(c), np.int32))), k),
-    all_prompt           =lambda h, b, k, r, a, s: with_body(h, edit(b, prompt_length=lambda c: pa.array(np.full(len(c), 999, np.int32))), k),
+    all_prompt           =lambda h, b, k, r, a, s: with_body(
+                              h, edit(b, prompt_length=lambda c: pa.array(np.full(len(c), 999, np.int32))), k),
     short_proof          =lambda h, b, k, r, a, s: with_body(h, edit(b, proof=lambda c: pa.array([x[:1] for x in c.to_pylist()])), k),
 )
 
@@ -260,7 +262,8 @@ def test_a_store_that_does_not_answer_is_nobodys_fault(tmp_path, where):
 
 
 def test_an_honest_miner_does_not_submit_what_would_be_refused(tmp_path):
-    sim = begin(settings(windows=3, groups=5, miners='honest', eval_tasks=2, eval_samples=1, validators=1, rules=dict(max_groups=3)), tmp_path)
+    sim = begin(settings(windows=3, groups=5, miners='honest', eval_tasks=2, eval_samples=1,
+                         validators=1, rules=dict(max_groups=3)), tmp_path)
     sim.step(FIRST)
     _, lines = sim.step(FIRST + 1)
     assert lines[0]['audited'] and lines[0]['passed'] and lines[0]['rollouts'] == 3*16

@@ -95,8 +95,9 @@ def test_a_short_network_completes_a_window_stops_in_time_and_goes_on_where_it_w
         assert [r['window'] for r in rows] == [l['window'] for l in lines]
         for r, l in zip(rows, lines): assert {k: v for k, v in l.items() if '/' in k} == {k: v for k, v in r.items() if '/' in k}
     names = {k for n in net.s.roles for l in read_metrics(net.out/n/'metrics.jsonl') for k in l}
-    assert names >= {'mining/rollouts_generated', 'mining/uploaded_rollouts', 'mining/success_rate', 'validation/active_miners/window_files_found',
-                     'miner_sampling/miners_selected', 'miner_sampling/check_rate', 'weights/submission/success', 'training/block/loss_total',
+    assert names >= {'mining/rollouts_generated', 'mining/uploaded_rollouts', 'mining/success_rate',
+                     'validation/active_miners/window_files_found', 'miner_sampling/miners_selected', 'miner_sampling/check_rate',
+                     'weights/submission/success', 'training/block/loss_total',
                      'training/block/grad_norm', 'training/block/lr', 'training/prefilter/pass@1', 'training/checkpoint_published_on_time',
                      'eval/pass@1', 'profiling/rollout_generation', 'profiling/rollout_verification', 'profiling/upload',
                      'profiling/checkpoint_load', 'profiling/checkpoint_publish', 'profiling/training_duration'}
@@ -120,8 +121,10 @@ def wandb_rows(path):
 
 def test_a_role_whose_settings_make_no_sense_ends_with_a_message_and_no_traceback(tmp_path):
     import sys
-    env = {**{k: v for k, v in os.environ.items() if not k.startswith('GRAIL_')}, 'GRAIL_TRAINER': 'x', 'GRAIL_KEY_FILE': str(tmp_path/'none')}
-    done = subprocess.run([sys.executable, '-m', 'grail.cli.network', 'mine'], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith('GRAIL_')},
+           'GRAIL_TRAINER': 'x', 'GRAIL_KEY_FILE': str(tmp_path/'none')}
+    done = subprocess.run([sys.executable, '-m', 'grail.cli.network', 'mine'],
+                          env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and 'cannot be read' in done.stderr and 'Traceback' not in done.stderr
 
 
@@ -207,7 +210,8 @@ def test_a_wandb_that_refuses_or_hangs_makes_nobody_slower(tmp_path):
             assert_nothing_is_damaged(net)
     assert max(net.stopping.values()) < 10
     assert all('W&B is off' in (net.out/f'{m}.log').read_text() for m in ('miner-1', 'miner-2'))
-    rates = {m: {l['window']: l['mining/rollouts_per_second'] for l in read_metrics(net.out/m/'metrics.jsonl') if 'mining/rollouts_per_second' in l}
+    rates = {m: {l['window']: l['mining/rollouts_per_second']
+                 for l in read_metrics(net.out/m/'metrics.jsonl') if 'mining/rollouts_per_second' in l}
              for m in ('miner-0', 'miner-1', 'miner-2')}
     both = sorted(set.intersection(*map(set, rates.values())))
     for m in ('miner-1', 'miner-2'):
@@ -222,7 +226,8 @@ def small_disk(tmp_path):
     "A file system of 200 kB: less than one checkpoint"
     path = tmp_path/'small'
     path.mkdir()
-    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=200k', 'tmpfs', str(path)], capture_output=True).returncode: pytest.skip('this user may not mount')
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=200k', 'tmpfs', str(path)], capture_output=True).returncode:
+        pytest.skip('this user may not mount')
     yield path
     subprocess.run(['umount', '-l', str(path)], check=True)
 

@@ -58,7 +58,8 @@ def wait_for(condition, seconds=30):
 def small_disk(tmp_path):
     path = tmp_path/'small'
     path.mkdir()
-    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=40k', 'tmpfs', str(path)], capture_output=True).returncode: pytest.skip('this user may not mount')
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=40k', 'tmpfs', str(path)], capture_output=True).returncode:
+        pytest.skip('this user may not mount')
     yield path
     subprocess.run(['umount', '-l', str(path)], check=True)
 

@@ -52,11 +52,14 @@ def test_a_field_that_its_own_validator_edited_is_refused_and_named(run, name):
 def test_a_verdict_that_its_own_validator_moved_to_another_window_or_miner_is_refused(run, case):
     sim, v = run[0], read_verdict(passed(run).read_bytes()).verdict
     others = [int(read_verdict(p.read_bytes()).verdict.window) for p in run[1]]
-    edit = {'another window of the run': lambda: dict(window=next(w for w in others if w != v.window)), 'the window before': lambda: dict(window=v.window - 30),
+    edit = {'another window of the run': lambda: dict(window=next(w for w in others if w != v.window)),
+            'the window before': lambda: dict(window=v.window - 30),
             'another miner': lambda: dict(hotkey=next(m.hotkey for m in sim.miners if m.hotkey != v.hotkey)),
-            'no miner': lambda: dict(hotkey=sim.validators[0].hotkey), 'no hotkey': lambda: dict(hotkey=v.hotkey[::-1]), 'a path': lambda: dict(hotkey='../x')}[case]()
+            'no miner': lambda: dict(hotkey=sim.validators[0].hotkey), 'no hotkey': lambda: dict(hotkey=v.hotkey[::-1]),
+            'a path': lambda: dict(hotkey='../x')}[case]()
     try: found = replay(sign_verdict(sim.validators[0].keypair, replace(v, **edit)), sim.network)
-    except (FormatError, NotFound) as e: assert str(e) and case in ('the window before', 'a path')  # there was no such window, it is no name
+    except (FormatError, NotFound) as e:
+        assert str(e) and case in ('the window before', 'a path')  # there was no such window, it is no name
     else: assert not found.confirmed and found.reasons and case != 'the window before'
 
 @pytest.mark.parametrize('window', [0, 30, 31, 10**12])
@@ -64,7 +67,8 @@ def test_a_verdict_on_a_window_that_the_run_does_not_have_is_never_confirmed(run
     sim, v = run[0], read_verdict(passed(run).read_bytes()).verdict
     (tmp_path/'v.json').write_bytes(sign_verdict(sim.validators[0].keypair, replace(v, window=window)))
     done = verify(tmp_path/'v.json', '--run', str(sim.out))
-    assert done.exit_code != 0 and 'confirmed' not in done.output and 'Traceback' not in done.output and not isinstance(done.exception, AssertionError)
+    assert (done.exit_code != 0 and 'confirmed' not in done.output and 'Traceback' not in done.output
+            and not isinstance(done.exception, AssertionError))
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
 
 @pytest.mark.parametrize('line', ['name', 'run', 'failed', 'worst', 'threshold', 'reason'])

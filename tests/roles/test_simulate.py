@@ -1,4 +1,5 @@
-"A whole small network: the same seed gives the same bytes, a killed run ends as if nothing had happened, cheats fail, honest miners do not."
+"""A whole small network: the same seed gives the same bytes, a killed run ends as if nothing had happened, \
+cheats fail, honest miners do not."""
 import json
 import os
 import shutil
@@ -68,7 +69,8 @@ def test_two_validators_publish_identical_verdicts(everybody_audited):
         window = FIRST + i
         for m in sim.miners:
             if m.hotkey not in list_verdicts(a.network.bucket(a.hotkey), a.hotkey, window): continue
-            one, two = (open_verdict(read_verdict(v.network.bucket(v.hotkey), v.hotkey, window, m.hotkey), v.hotkey).verdict for v in (a, b))
+            one, two = (open_verdict(read_verdict(v.network.bucket(v.hotkey), v.hotkey, window, m.hotkey), v.hotkey).verdict
+                        for v in (a, b))
             assert one == two
             compared += 1
     assert compared > 20
@@ -107,7 +109,8 @@ def test_another_seed_gives_another_run(undisturbed, tmp_path):
     assert other[-1] != undisturbed[1][1]
 
 
-CHILD = 'import sys; from grail.roles.simulate import *; import torch; torch.set_num_threads(1); simulate(begin(settings(**eval(sys.argv[1])), sys.argv[2]))'
+CHILD = ('import sys; from grail.roles.simulate import *; import torch; torch.set_num_threads(1); '
+         'simulate(begin(settings(**eval(sys.argv[1])), sys.argv[2]))')
 
 
 @pytest.mark.parametrize('after', [1, 3])

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.smollm
 @pytest.fixture(scope='module')
 def lines(data, tmp_path_factory):
     out = tmp_path_factory.mktemp('smollm')/'run'
-    command = [sys.executable, '-c', 'from grail.cli.main import app; app()', 'simulate', '--model', 'smollm2', '--env', 'gsm8k', '--data', str(data/'gsm8k_test.jsonl'),
-               '--windows', '2', '--out', str(out)]
+    command = [sys.executable, '-c', 'from grail.cli.main import app; app()', 'simulate', '--model', 'smollm2', '--env', 'gsm8k',
+               '--data', str(data/'gsm8k_test.jsonl'), '--windows', '2', '--out', str(out)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {'OMP_NUM_THREADS': str(os.cpu_count())})
     assert done.returncode == 0, done.stderr[-3000:]
     assert (out/'report.html').exists()

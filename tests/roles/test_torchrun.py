@@ -23,11 +23,13 @@ KEYS = {name: f'{i:02x}'*32 for i, name in enumerate(('trainer', 'miner', 'valid
 def start(folder, name, command, chain, beacon, trainer, *before):
     (folder/f'{name}.key').write_text(KEYS[name])
     (folder/f'{name}.key').chmod(0o600)
-    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'GRAIL_NAME': name, 'GRAIL_KEY_FILE': str(folder/f'{name}.key'), 'GRAIL_CHAIN': f'local:{chain}',
-           'GRAIL_ENDPOINT': f'folder:{folder}/buckets', 'GRAIL_BEACON': beacon, 'GRAIL_TRAINER': trainer, 'GRAIL_STATE': str(folder/name),
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'GRAIL_NAME': name, 'GRAIL_KEY_FILE': str(folder/f'{name}.key'),
+           'GRAIL_CHAIN': f'local:{chain}', 'GRAIL_ENDPOINT': f'folder:{folder}/buckets', 'GRAIL_BEACON': beacon,
+           'GRAIL_TRAINER': trainer, 'GRAIL_STATE': str(folder/name),
            'GRAIL_THREADS': '1', 'GRAIL_EVAL_TASKS': '20', 'GRAIL_GROUPS': '8'}
     with open(folder/f'{name}.log', 'w') as log:
-        return subprocess.Popen([sys.executable, *before, '-m', 'grail.cli.network', command], env=env, stdout=log, stderr=subprocess.STDOUT)
+        return subprocess.Popen([sys.executable, *before, '-m', 'grail.cli.network', command],
+                                env=env, stdout=log, stderr=subprocess.STDOUT)
 
 def wait(done, seconds, *processes):
     end = time.time() + seconds
@@ -42,8 +44,8 @@ def test_a_trainer_of_two_processes_learns_publishes_and_ends(tmp_path):
         for n, p in pairs.items(): chain.register(p, stake=1000. if n == 'validator' else 0., validator=n == 'validator')
         where = (tmp_path/'chain.db', beacon.url, pairs['trainer'].ss58_address)
         port  = str(29500 + (os.getpid() + 500) % 1000)
-        two   = start(tmp_path, 'trainer', 'train', *where, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--master-addr', '127.0.0.1',
-                      '--master-port', port)
+        two   = start(tmp_path, 'trainer', 'train', *where, '-m', 'torch.distributed.run', '--nproc-per-node', '2',
+                      '--master-addr', '127.0.0.1', '--master-port', port)
         miner = start(tmp_path, 'miner', 'mine', *where)
         try:
             def trained():
@@ -55,9 +57,11 @@ def test_a_trainer_of_two_processes_learns_publishes_and_ends(tmp_path):
             logs  = '\n'.join((tmp_path/f'{n}.log').read_text()[-3000:] for n in ('trainer', 'miner'))
             assert lines, logs
             state = json.loads((tmp_path/'trainer'/'state.json').read_text())
-            assert sorted(f.name for f in (tmp_path/'trainer'/state['folder']).glob('state-*.safetensors')) == ['state-0.safetensors', 'state-1.safetensors']
+            assert (sorted(f.name for f in (tmp_path/'trainer'/state['folder']).glob('state-*.safetensors'))
+                    == ['state-0.safetensors', 'state-1.safetensors'])
             bucket = Buckets(tmp_path/'buckets', chain.clock).bucket(pairs['trainer'].ss58_address)
-            assert load_manifest(bucket, Window(state['published']), pairs['trainer'].ss58_address)['trainer'] == pairs['trainer'].ss58_address
+            assert (load_manifest(bucket, Window(state['published']), pairs['trainer'].ss58_address)['trainer']
+                    == pairs['trainer'].ss58_address)
             start_ = time.time()
             two.send_signal(signal.SIGTERM)
             two.wait(40)
