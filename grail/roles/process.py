@@ -352,6 +352,7 @@ def loop(self:Program):
     chain = self.network.chain
     pause = .5
     while True:
+        self.pause(0)                       # a program that is never done in time must end, too
         w = Window.of(self.ask('block number', chain.block))
         if w == self.done:
             self.wait_until(chain.expected_time(w.end))

@@ -111,6 +111,20 @@ def test_a_signal_ends_every_kind_of_waiting_at_once(program):
     for t in threads: t.join(5)
     assert len(ended) == len(jobs) and max(ended) - stopped < 1
 
+def test_a_program_whose_windows_take_longer_than_they_last_ends_when_it_is_told_to(program):
+    seen, real = [], program.network.chain
+    class Hurried:                                   # every question finds another window
+        def block(self): return 30*(len(seen) + 1)
+        def __getattr__(self, name): return getattr(real, name)
+    program.network.chain = Hurried()
+    program.window = lambda w: seen.append(int(w))
+    thread = threading.Thread(target=program.compute)
+    thread.start()
+    wait_for(lambda: len(seen) > 3)
+    program.stop.set()
+    thread.join(5)
+    assert not thread.is_alive() and len(set(seen)) == len(seen)
+
 def test_a_worker_keeps_no_more_than_its_queue_holds(program):
     gate, made = threading.Event(), []
     worker = Worker('example', program.stop, size=2)
