@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from grail.envs.answers import SecondOpinion, data_folder, equivalent, extract, final_number, judge, plain
+from grail.envs.answers import SecondOpinion, _gold, data_folder, equivalent, extract, final_number, judge, plain
 
 DATA = data_folder()
 ORACLES = Path(DATA).parent/'oracles' if DATA else None
@@ -144,6 +144,8 @@ def test_any_heap_of_tokens_gives_a_verdict(pieces):
     judge('41', s)
 
 
+QUICK = 0.2     # seconds
+
 def attacks():
     rnd = random.Random(3)
     return {'python': "__import__('os').environ.__setitem__('GRAIL_PROBE','1')", 
@@ -165,16 +167,27 @@ def attacks():
             'powers of roots': r'(\sqrt2+\sqrt3+\sqrt5+e^{i\pi (\sqrt2+\sqrt3+\sqrt5+\frac{1}{1+n!})^{7}})^{7}',
             'powers': '+'.join(f'3^{{{k}}}' for k in range(14000, 14150)), 'repeating': r'0.\overline{' + '1'*1800 + '}'}
 
+def seconds(f, tries=3):
+    "Least seconds of this thread's own time in `tries` calls, and what the first one gave; one call is enough if it is fast"
+    times, got = [], None
+    while len(times) < tries and not any(t < QUICK/2 for t in times):
+        _gold.cache_clear()
+        start = time.thread_time()
+        answer = f()
+        times.append(time.thread_time() - start)
+        if len(times) == 1: got = answer
+    return min(times), got
+
 def slowest(texts, out):
-    "Most seconds of this thread's own time that a verdict took, and whether any was a yes"
+    "Most seconds that a verdict took, and whether any was a yes"
     worst, any_yes = ('', 0.), []
     gc.collect()
     gc.disable()              # a collection of everything that the other tests left behind is not the checker's time
     for what, t in texts.items():
         for f in (lambda: equivalent(t, '3'), lambda: equivalent('3', t), lambda: bool(extract(t)) and False):
-            start = time.thread_time()
-            if f(): any_yes.append(what)
-            worst = max(worst, (what, time.thread_time() - start), key=lambda w: w[1])
+            took, yes = seconds(f)
+            if yes: any_yes.append(what)
+            worst = max(worst, (what, took), key=lambda w: w[1])
     gc.enable()
     out.append((worst, any_yes))
 
@@ -183,8 +196,8 @@ def test_hostile_text_gets_a_quick_no_and_runs_no_code(tmp_path):
     texts, out = attacks(), []
     texts['touch'] = texts['touch'].format(tmp_path/'planted')
     slowest(texts, out)
-    (what, seconds), yes = out[0]
-    assert not yes and seconds < 0.2, (what, seconds, yes)
+    (what, took), yes = out[0]
+    assert not yes and took < QUICK, (what, took, yes)
     assert 'GRAIL_PROBE' not in os.environ and not (tmp_path/'planted').exists()
 
 
@@ -193,7 +206,7 @@ def test_hostile_text_from_threads():
     threads = [threading.Thread(target=slowest, args=(attacks(), out)) for _ in range(3)]
     for t in threads: t.start()
     for t in threads: t.join()
-    assert len(out) == 3 and all(not yes and w[1] < 0.2 for w, yes in out), out
+    assert len(out) == 3 and all(not yes and w[1] < QUICK for w, yes in out), out
 
 
 def _in_process(q):
@@ -212,7 +225,7 @@ def test_hostile_text_from_four_processes_in_bounded_memory():
     for p in ps: p.start()
     got = [q.get(timeout=120) for _ in ps]
     for p in ps: p.join()
-    assert all(not yes and w[1] < 0.2 and kb < 400_000 for (w, yes), kb in got), got
+    assert all(not yes and w[1] < QUICK and kb < 400_000 for (w, yes), kb in got), got
 
 
 def test_extraction_never_looks_behind_the_end():

@@ -301,7 +301,7 @@ def test_a_huge_object_costs_nothing_to_look_at_or_to_refuse(tmp_path):
     assert store.head('a').size == store.list()[0].size == 1 << 40 and store.head('a').digest == ''
     for f in (lambda: store.get('a', limit=1000), lambda: store.fetch('a', tmp_path/'f', limit=1000)):
         with pytest.raises(LimitError): f()
-    assert time.perf_counter() - start < 1
+    assert time.perf_counter() - start < 5
 
 def test_a_file_that_grows_while_it_is_read_is_read_to_one_byte_after_its_end(tmp_path, monkeypatch):
     store = FolderStore(tmp_path/'b', RealClock())
