@@ -260,7 +260,7 @@ def examined(self:Lab,
     unsigned = json.loads(header) if header[:1] == b'{' else {}
     about = [by, sha256(canonical_json(unsigned.get('header')) if isinstance(unsigned, dict) else header), sha256(body), key.ss58_address,
              asdict(self.params), self.calibration.digest, when]
-    d = json.loads(self.keep('findings', about, make))
+    d = json.loads(self.keep('judged', about, make))
     return Found(d['passed'], d['reason'], d['rollouts'], *(tuple(map(tuple, d[k])) for k in ('failed', 'audited', 'values')))
 
 # %% ../../nbs/attacks/50_lab.ipynb #90fa7040
@@ -274,14 +274,14 @@ def load_lab(
     "A laboratory with fitted rules; raises `ConfigError`"
     if model == 'tiny':
         from grail.model.tiny import genesis as load
-        lengths, sizes = {}, (5, 2)
+        own, sizes = dict(edge_slack=.1), (5, 2)          # the profile's is for nodes of one precision
     elif model == 'smollm2':
         from grail.model.smollm import load_smollm2 as load
-        lengths, sizes = dict(max_new_tokens=64), (10, 1)
+        own, sizes = dict(max_new_tokens=64), (10, 1)
     else: raise ConfigError(f'no laboratory for {model!r}, there are: tiny, smollm2')
     torch.set_num_threads(1)                                     # decides the order of sums, and so the bytes
     (full, tok), (half, _) = load(), load(dtype=torch.bfloat16)
     rules = profile(model)
-    asked = replace(rules, audit_all_below=100_000, max_groups=max(rules.max_groups, many or 0), **lengths)
+    asked = replace(rules, audit_all_below=100_000, max_groups=max(rules.max_groups, many or 0), **own)
     env   = make_env(asked.env, tok, data, asked.max_prompt_tokens)
     return Lab(model, dict(float32=full, bfloat16=half), tok, env, asked, many or sizes[0], sizes[1], Path(cache) if cache else None, say).fit()

@@ -61,18 +61,22 @@ def line(
                 rollouts_to_999=None if math.isinf(to999) else int(to999), per_audit=None if per_audit is None else round(per_audit, 9))
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #ec84c852
-MINERS, LIFE = 2000, 2000     # that are simulated, and rollouts in the life of each
+MINERS = 2000     # that are simulated
 
 def groups_of(
     values,     # [G, size, ...] of measured rollouts
     miners:int,
     groups:int,
     rng,        # numpy's generator
-)->np.ndarray:  # [miners, groups*size, ...]
-    "Groups drawn for each miner, the rollouts of each in a random order"
+)->np.ndarray:  # [miners, n*size, ...], n the smaller one of `groups` and G
+    "Different groups drawn for each miner, and the rollouts of each, in a random order"
     G, size = values.shape[:2]
-    order = rng.permuted(np.broadcast_to(np.arange(size), (miners, groups, size)), axis=-1)
-    return values[rng.integers(0, G, (miners, groups, 1)), order].reshape(miners, groups*size, *values.shape[2:])
+    order = lambda n, *shape: rng.permuted(np.broadcast_to(np.arange(n), (*shape, n)), axis=-1)
+    which = order(G, miners)[:, :groups]
+    return values[which[..., None], order(size, *which.shape)].reshape(miners, which.shape[1]*size, *values.shape[2:])
+
+# %% ../../nbs/attacks/50b_matrix.ipynb #98bb01d5
+LIFE = 2000       # rollouts in the life of a simulated miner
 
 def together(
     lost,       # [G, size] what each measured rollout lost, in nats
@@ -90,16 +94,17 @@ def accused(
     params,
 )->np.ndarray:  # [MINERS] rollouts after whose audit each is accused; infinite: not within LIFE
     "When the history accuses miners whose groups are like the measured ones"
-    rng, out, groups, bets = np.random.default_rng(0), np.full(MINERS, np.inf), params.audit_groups_max, None
-    left, both = np.arange(MINERS), np.stack([lost, tokens], -1)
-    for audit in range(1, LIFE//(groups*lost.shape[1]) + 1):
+    rng, out, groups, bets = np.random.default_rng(0), np.full(MINERS, np.inf), min(params.audit_groups_max, len(lost)), None
+    left, both, read = np.arange(MINERS), np.stack([lost, tokens], -1), groups*lost.shape[1]
+    for audit in range(1, LIFE//read + 1):
         nats, n = groups_of(both, len(left), groups, rng).sum(1).T
         bets = place_bets(bets, loss_bets(nats, n, params.sampling_margin, params.sampling_misses), audit)
         hit  = loss_evidence(bets) - math.log(2) >= LIFETIME
-        out[left[hit]] = audit*groups*lost.shape[1]
+        out[left[hit]] = audit*read
         left, bets = left[~hit], bets[~hit]
     return out
 
+# %% ../../nbs/attacks/50b_matrix.ipynb #93303758
 def remembered(
     who:str,
     found:Found,
@@ -147,8 +152,10 @@ def cells(
     some  = set().union(*(hit[l['check'], 'rollout'] for l in hard if l['unit'] == 'rollout'))
     last  = line(who, 'any', 'rollout', n, len(some), *caught(some, 'any', found, lab))
     if hard and not some: last = min(hard, key=lambda l: l['rollouts_to_999'] or math.inf) | dict(check='any')
-    return out + [last | dict(rollouts_to_999=min((l['rollouts_to_999'] for l in hard if l['rollouts_to_999']), default=None),
-                              per_audit=max((l['per_audit'] or 0. for l in hard), default=0.))]
+    if not hard and not found.passed: last = line(who, 'any', 'submission', n, n, n, 1. if n <= read else None)          # soft checks alone
+    known = [l['per_audit'] for l in [last, *hard] if l['per_audit'] is not None]
+    return out + [last | dict(rollouts_to_999=min((l['rollouts_to_999'] for l in [last, *hard] if l['rollouts_to_999']), default=None),
+                              per_audit=max(known, default=None))]
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #24ed8f2a
 def audits(
@@ -168,7 +175,7 @@ def distance(found:Found)->float|None:
 
 def losses(found:Found)->list:
     "What each rollout's tokens lost against the dice together: the value of the sampling check, in the order of the file"
-    return [v for check, g, _, v in found.values if check == 'sampling' and g >= 0]
+    return [math.inf if v is None else v for check, g, _, v in found.values if check == 'sampling' and g >= 0]
 
 def matrix(
     lab:Lab,
@@ -179,11 +186,12 @@ def matrix(
     out = dict(model=lab.name, rules=asdict(lab.params), near=list(NEAR[lab.name]), attacks=[], honest=[], verdicts=[])
     def add(kind, who, made, key):
         found = audits(lab, made, key)
-        worst = max(found.values(), key=lambda f: sum(CHECKS[c].severity == 'hard' for c, _, _ in f.failed)) if kind == 'honest' else found['float32']
+        strict = lambda f: (sum(CHECKS[c].severity == 'hard' for c, _, _ in f.failed), sum(losses(f)))
+        worst  = max(found.values(), key=strict) if kind == 'honest' else found['float32']
         out[kind] += cells(who, worst, lab)
         out['verdicts'].append(dict(who=who, honest=kind == 'honest', reason=next((f.reason for f in found.values() if not f.passed), ''),
-                                    distance=distance(found['float32']), lost=losses(found['float32']),
-                                    lengths=[t for _, _, t in found['float32'].audited], **{by: f.passed for by, f in found.items()}))
+                                    distance=distance(found['float32']),
+                                    lost=[x if math.isfinite(x) else None for x in losses(worst)], lengths=[t for _, _, t in worst.audited], **{by: f.passed for by, f in found.items()}))
         lab.say(f'{who}: {"passes" if found["float32"].passed else "fails"}')
     for name in ATTACKS if attacks is None else attacks: add('attacks', name, ATTACKS[name].make(lab), MALLORY)
     for v in variants:
@@ -206,7 +214,7 @@ def faults(
     passed = [v for v in m['verdicts'] if v['who'] in m['near'] and v['float32']]
     out += [f'{v["who"]}: its states are not near honest noise' for v in passed if (v['distance'] or 0.) > far]
     out += [f'{v["who"]}: its tokens are not near honest noise' for v in passed
-            if v['who'] not in shown and sum(v['lost']) > sum(v['lengths'])*m['rules']['sampling_margin']*m['rules']['sampling_misses']]
+            if v['who'] not in shown and sum(math.inf if x is None else x for x in v['lost']) > sum(v['lengths'])*m['rules']['sampling_margin']*m['rules']['sampling_misses']]
     out += [f'{l["attack"]}: the history accuses {l["rate"]:.1%} of such honest miners' for l in m['honest'] if l['check'] == HISTORY]
     out += [f'{l["attack"]}: {l["detected"]} honest rollouts fail a hard check' for l in m['honest']
             if l['check'] == 'any' and l['unit'] != 'miner' and l['detected']]
@@ -255,7 +263,8 @@ def table(m:dict)->str:
         if l['attack'] in m['near'] and not by: by = 'nothing: within honest noise'
         how = f'{l["detected"]} of {l["rollouts"]}' if l['unit'] == 'rollout' else l['unit']
         low = f'{l["rate"]:.3g}, {l["rate_low95"]:.3g}' if l['unit'] == 'rollout' else ''
-        out.append(f'| {l["attack"]} | {by} | {how} | {low} | {show(l["rollouts_to_999"])} | {l["per_audit"]:.4g} |')
+        once = '' if l['per_audit'] is None else f'{l["per_audit"]:.4g}'
+        out.append(f'| {l["attack"]} | {by} | {how} | {low} | {show(l["rollouts_to_999"])} | {once} |')
     k, n, bound = honest_bound(m)
     agree = sum(v['float32'] == v['bfloat16'] for v in m['verdicts'])
     return '\n'.join(out + ['', *[f'Honest rollouts that fail a hard check: {k} of {n}; one-sided 95 % bound {bound:.3%}.', '']*(n > 0),

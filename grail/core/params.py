@@ -44,6 +44,7 @@ class ProtocolParams:
     soft_fraction:float      = 0.51        # of the sampled rollouts may fail soft checks before the miner does
     sampling_margin:float    = 0.05        # mean loss of a token where honest numerics pick another one, in nats of (logit/T + noise)
     sampling_misses:float    = 0.05        # fraction of the tokens where they do, at most
+    edge_slack:float         = 0.1         # what the difference of two logit/T may be off by, in nats: counts where top-k or top-p end
     # audit
     audit_fraction:float     = 0.25        # of the active miners that are audited in a window,
     audit_min:int            = 2           # at least this many
@@ -67,7 +68,7 @@ class ProtocolParams:
 CHOICES = {'sampling': ('free', 'seeded'), 'proof': ('grail-v1', 'grail-v2'), 'tasks': ('uniform', 'curriculum')}
 FRACTIONS = ('top_p', 'soft_fraction', 'audit_fraction', 'audit_group_fraction', 'sampling_misses', 'logprob_mean',
              'dist_q10', 'dist_median', 'eos_min_prob')
-ZERO_OK = ('top_k', 'logprob_misses', 'dist_min_tokens', 'grace_seconds', 'logprob_abs', 'logprob_rel', 'sampling_margin',
+ZERO_OK = ('top_k', 'logprob_misses', 'dist_min_tokens', 'grace_seconds', 'logprob_abs', 'logprob_rel', 'sampling_margin', 'edge_slack',
            'sketch_tolerance', 'audit_all_below', 'ban_windows')
 
 def _validate(p):
@@ -99,12 +100,12 @@ def params_digest(p:ProtocolParams)->str:
 # %% ../../nbs/core/02_params.ipynb #0cf813df
 GRAIL_V0 = ProtocolParams()
 TINY     = ProtocolParams(profile='tiny', env='sort6', max_new_tokens=8, sampling='seeded', proof='grail-v2', challenge_positions=8,
-                          logprob_misses=0, logprob_mean=0.1, sampling_margin=0.001, sampling_misses=0.0018,
+                          logprob_misses=0, logprob_mean=0.1, sampling_margin=0.001, sampling_misses=0.0018, edge_slack=0.01,
                           dist_min_tokens=4, dist_q10=0.003, dist_median=0.02, dist_initial_tokens=4,
                           audit_group_fraction=1.0, audit_groups_max=4, max_groups=256, max_prompt_tokens=16, max_body_bytes=4_000_000)
 STANDARD = replace(GRAIL_V0, profile='standard', proof='grail-v2', sampling='seeded', audit_group_fraction=1.0, audit_groups_max=4)
 SMOLLM2  = replace(STANDARD, profile='smollm2', env='gsm8k', rollouts_per_group=4, max_new_tokens=32, logprob_abs=0.9, logprob_mean=0.1,
-                   sampling_margin=0.086, sampling_misses=0.026, dist_q10=1e-4, dist_median=0.04,
+                   sampling_margin=0.086, sampling_misses=0.026, edge_slack=0.2, dist_q10=1e-4, dist_median=0.04,
                    max_groups=64, max_prompt_tokens=512, max_body_bytes=16_000_000)
 PROFILES = {p.profile: p for p in (GRAIL_V0, STANDARD, TINY, SMOLLM2)}
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STEPS', 'GOLDEN', 'ROUNDS', 'MANTISSA', 'TABLE', 'U', 'step_words', 'gumbel_numpy', 'gumbel', 'allowed', 'pick',
-           'margin']
+           'edges', 'margin']
 
 # %% ../../nbs/protocol/05_sampling.ipynb #11a094aa
 from concurrent.futures import ThreadPoolExecutor
@@ -241,6 +241,32 @@ def pick(
                       for s in _chunks(*logits.shape, logits.device)] or [torch.empty(0, dtype=torch.long)])
 
 # %% ../../nbs/protocol/05_sampling.ipynb #1d6289fa
+def edges(
+    logits:torch.Tensor,    # [B, V] float32
+    temperature:float,      # above 0
+    top_k:int,              # 0 is all
+    top_p:float,            # 1 is all
+    slack:float,            # what the difference of two logits/T may be off by, in nats
+)->tuple:                   # sure, possible: [B, V] bool each
+    "Tokens that are allowed whatever logits within `slack` are, and those that are for some"
+    z, V = logits/temperature, logits.shape[-1]
+    sure = possible = torch.ones_like(z, dtype=torch.bool)
+    few  = z
+    if 0 < top_k < V:
+        few = z.topk(top_k + 1, -1).values
+        sure, possible, few = z > few[:, -1:] + slack, z >= few[:, -2:-1] - slack, few[:, :-1]
+    if top_p >= 1: return sure, possible
+    before, among = _mass(few, z - slack, True) - (z - few.logsumexp(-1, keepdim=True)).exp(), _mass(few, z + slack, False)
+    odds = (1 - top_p)/top_p
+    return sure & (before < 1/(1 + odds*np.exp(slack))), possible & (among < 1/(1 + odds*np.exp(-slack)))
+
+def _mass(z, least, equal):
+    "[B, V]: mass of those of z [B, K] that are above `least` [B, V], or `equal` to it"
+    ranked = z.sort(-1, descending=True).values
+    count  = torch.searchsorted(-ranked, -least, right=equal)
+    return torch.nn.functional.pad(ranked.softmax(-1).cumsum(-1), (1, 0)).gather(-1, count)
+
+# %% ../../nbs/protocol/05_sampling.ipynb #8d221792
 def margin(
     logits:torch.Tensor,    # [n, V] of the verifier
     tokens:torch.Tensor,    # [n] claimed
@@ -249,6 +275,7 @@ def margin(
     temperature:float=1.0,  # 0 is greedy
     top_k:int=0,            # 0 is all
     top_p:float=1.0,        # 1 is all
+    slack:float=0.,         # what the difference of two logits/T may be off by, in nats; counts where top-k and top-p end
 )->torch.Tensor:            # [n] float32
     "By how much the claimed token loses against the best one; `inf` if it was not allowed"
     steps = _steps(logits, keys, steps)
@@ -261,8 +288,17 @@ def margin(
         out  = [torch.from_numpy(np.array(rows, np.float32).reshape(-1, 2))]
     else:
         for s in _chunks(*logits.shape, logits.device):
-            scores = _scores(logits[s], keys[s], steps[s], temperature, top_k, top_p)
-            out.append(torch.cat([scores.amax(-1, keepdim=True), scores.gather(1, at[s, None])], 1))
+            out.append(_best_and_claimed(logits[s].float(), at[s, None], keys[s], steps[s], temperature, top_k, top_p, slack))
     best, claimed = torch.cat(out or [torch.empty(0, 2, device=logits.device)]).unbind(1)
-    lost = best - claimed
+    lost = (best - claimed).clamp_min(0)
     return torch.where(known & (claimed > -torch.inf) & ~lost.isnan(), lost, torch.inf)
+
+def _best_and_claimed(logits, at, keys, steps, temperature, top_k, top_p, slack):
+    "[n, 2] scores: the best one that is surely allowed, and the claimed one's"
+    if not slack or temperature == 0:
+        scores = _scores(logits, keys, steps, temperature, top_k, top_p)
+        return torch.cat([scores.amax(-1, keepdim=True), scores.gather(1, at)], 1)
+    scores = _scores(logits, keys, steps, temperature, 0, 1.)
+    sure, possible = edges(logits, temperature, top_k, top_p, slack)
+    return torch.cat([scores.masked_fill(~sure, -torch.inf).amax(-1, keepdim=True),
+                      scores.masked_fill(~possible, -torch.inf).gather(1, at)], 1)

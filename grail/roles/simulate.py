@@ -100,7 +100,7 @@ def keypair(
 # %% ../../nbs/roles/43_simulate.ipynb #b2d2d1f0
 OF_THE_MODEL = ('env', 'max_new_tokens', 'rollouts_per_group', 'challenge_positions', 'logprob_abs', 'logprob_rel',
                 'logprob_misses', 'logprob_mean', 'dist_min_tokens', 'dist_q10', 'dist_median', 'dist_initial_tokens',
-                'sampling_margin', 'sampling_misses',
+                'sampling_margin', 'sampling_misses', 'edge_slack',
                 'audit_all_below', 'audit_group_fraction', 'audit_groups_max', 'max_groups', 'max_prompt_tokens', 'max_body_bytes')
 
 def rules(s:Settings)->ProtocolParams:

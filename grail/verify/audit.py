@@ -141,7 +141,7 @@ class Ledger:
     audits:dict=field(default_factory=dict)        # hotkey -> number of audits ever
     failures:dict=field(default_factory=dict)      # hotkey -> number of failed audits ever
     places:dict=field(default_factory=dict)        # hotkey -> counts of its audited tokens' places, since it was last accused
-    bets:dict=field(default_factory=dict)          # hotkey -> log capital of each bet on what they lost, since then
+    bets:dict=field(default_factory=dict)          # hotkey -> [audits, log capital of each bet on what they lost], since then
 
     def banned(self, hotkey:str, window:int)->bool:
         "Is `hotkey` out in the window that starts at `window`?"
@@ -185,11 +185,11 @@ def record(self:Ledger, verdict, claimed:int=None):
 def _history(self:Ledger, hotkey, verdict):
     "Add what an audit saw; True if all of it together accuses the miner, whose count then starts anew"
     p, places = self.params, [a + b for a, b in zip(self.places.get(hotkey, [0]*BINS), verdict.places or [0]*BINS)]
-    new  = loss_bets(verdict.lost, verdict.tokens, p.sampling_margin, p.sampling_misses)
-    bets = place_bets(self.bets.get(hotkey), new, self.audits.get(hotkey, 0) + 1).tolist()
+    n, *bets = self.bets.get(hotkey, [0])
+    bets = place_bets(bets or None, loss_bets(verdict.lost, verdict.tokens, p.sampling_margin, p.sampling_misses), n + 1).tolist()
     if odd := history_evidence(places, bets) >= LIFETIME:
         for memory in (self.places, self.bets): memory.pop(hotkey, None)
-    else: self.places[hotkey], self.bets[hotkey] = places, bets
+    else: self.places[hotkey], self.bets[hotkey] = places, [n + 1, *bets]
     return odd
 
 Ledger.submitted, Ledger.record, Ledger._history = submitted, record, _history
@@ -201,12 +201,23 @@ def ledger_to_dict(ledger:Ledger)->dict:
     return {'history': {h: [{**asdict(r), 'failed': list(r.failed)} for r in rs] for h, rs in sorted(ledger.history.items())},
             **{n: dict(sorted(getattr(ledger, n).items())) for n in names}}
 
+def _sound(ledger):
+    "Is everything of the type and size that the ledger itself writes?"
+    count = lambda x, least=0: type(x) is int and least <= x < 10**15
+    bet   = lambda x: type(x) is float and math.isfinite(x)
+    rec   = lambda r: (count(r.window), count(r.claimed), count(r.rollouts), all(type(x) is bool for x in (r.audited, r.passed, r.hard)),
+                       all(type(x) is str for x in r.failed))
+    return (all(all(rec(r)) for rs in ledger.history.values() for r in rs)
+            and all(count(x) for d in (ledger.bans, ledger.last_audited, ledger.audits, ledger.failures) for x in d.values())
+            and all(len(v) == BINS and all(map(count, v)) for v in ledger.places.values())
+            and all(len(v) == len(STAKES) + 1 and count(v[0], 1) and all(map(bet, v[1:])) for v in ledger.bets.values()))
+
 def ledger_from_dict(d:dict, params:ProtocolParams)->Ledger:
     "Read what `ledger_to_dict` wrote; raises `FormatError`"
-    count, bet = lambda x: type(x) is int and x >= 0, lambda x: type(x) is float and math.isfinite(x)
+    record = lambda r: Record(**{**r, 'failed': tuple(r['failed']) if type(r['failed']) is list else None})
     try:
-        history = {h: [Record(**{**r, 'failed': tuple(r['failed'])}) for r in rs] for h, rs in d['history'].items()}
-        for name, n, good in ('places', BINS, count), ('bets', len(STAKES), bet):
-            if not all(len(v) == n and all(map(good, v)) for v in d[name].values()): raise ValueError(f'{name} of a miner')
-        return Ledger(params, history, *[dict(d[n]) for n in ('bans', 'last_audited', 'audits', 'failures', 'places', 'bets')])
+        history = {h: [record(r) for r in rs] for h, rs in d['history'].items()}
+        ledger  = Ledger(params, history, *[dict(d[n].items()) for n in ('bans', 'last_audited', 'audits', 'failures', 'places', 'bets')])
+        if not _sound(ledger): raise ValueError('a value of another type or size')
+        return ledger
     except (KeyError, TypeError, AttributeError, ValueError) as e: raise FormatError(f'not a ledger: {e!r}') from e

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from ..core.basics import ConfigError
 from ..core.params import ProtocolParams
 from ..model.engine import TransformersEngine
 from ..protocol.proof import ProofContext, proof_scheme
 from ..protocol.randomness import noise_key, prf, task_seed
 from ..protocol.rollout import Rollout
-from .checks import quantiles
+from .checks import EDGE, quantiles
 from .detectors import STAKES
 from .pipeline import eos_ids, read_group
 
@@ -104,7 +105,9 @@ def round_digit(x:float, up:bool=True, digits:int=1)->float:
     return float(f'{(math.ceil(m - 1e-9) if up else math.floor(m + 1e-9))}e{e}')
 
 def fit_logprob(drifts:list, params:ProtocolParams, safety:float, misses:int=0)->dict:
-    "Tolerances of claimed log-probs, beyond `safety` times the drift of every honest token"
+    "Tolerances of claimed log-probs, beyond `safety` times the drift of every honest token; raises `ConfigError`"
+    if not drifts or not all(len(d) and np.isfinite(d).all() and np.isfinite(l).all() for d, l, _ in drifts):
+        raise ConfigError('there is nothing to fit the tolerance of log-probs to, or a drift that is no number')
     need = max((safety*d - np.maximum(1e-3, .02*np.abs(l))).max() for d, l, _ in drifts)
     flat = 1e-3 if need <= 0 else round_digit(safety*max(d.max() for d, _, _ in drifts))
     mean = max((np.minimum(d/np.maximum(flat, .02*np.abs(l)), 1)).mean() for d, l, _ in drifts)
@@ -112,16 +115,18 @@ def fit_logprob(drifts:list, params:ProtocolParams, safety:float, misses:int=0)-
 
 # %% ../../nbs/verify/23_calibrate.ipynb #6caba6f1
 def fit_sampling(drifts:list, params:ProtocolParams, safety:float)->dict:
-    "Mean gap and frequency of honest losses against the seeded picks, such that no kind of honest node loses more"
+    "Mean gap and frequency of honest losses against the seeded picks, such that no kind of honest node loses more; raises `ConfigError`"
     margins = [np.asarray(m, np.float64) for _, _, m in drifts if len(m)]
     if not margins: return {}                                                # sampling is free: nothing to fit
-    margins = [m[np.isfinite(m)] for m in margins]
-    gaps = [m[m > 0] for m in margins]
+    if min(map(len, margins)) < 100: raise ConfigError(f'{min(map(len, margins))} tokens are too few to fit the rules of sampling to, 100 are the least')
+    if not all((m >= 0).all() for m in margins): raise ConfigError('a margin that is negative or no number')
+    gaps = [m[(m > 0) & np.isfinite(m)] for m in margins]
     most = np.concatenate(gaps)
     gap  = max(*(g.mean() for g in gaps if len(g)), most.max()/max(1, math.log(len(most)))) if len(most) else 0
     s    = round_digit(max(1e-3, safety*gap), digits=2)
+    margins = [np.where(np.isfinite(m), safety*m, EDGE*s) for m in margins]  # as `lost` counts what was not allowed
     size = lambda x: x.mean() + 3*x.std()/math.sqrt(len(x))
-    rate = max(size(x) + 3/len(m) for m in margins for x in (safety*m/s, *(np.expm1(k*safety*m/s)*(1 - k)/k for k in STAKES)))
+    rate = max(size(x) + 3/len(m) for m in margins for x in (m/s, *(np.expm1(k*m/s)*(1 - k)/k for k in STAKES)))
     return dict(sampling_margin=s, sampling_misses=min(1., round_digit(rate, digits=2)))
 
 # %% ../../nbs/verify/23_calibrate.ipynb #e9b6a680

@@ -10,8 +10,8 @@ import pytest
 from matplotlib.image import imread
 
 from grail.attacks.gallery import ATTACKS, HONEST, NEAR, Sent, half_honest
-from grail.attacks.lab import CHECKPOINT, MALLORY, OPEN, WINDOW, load_lab
-from grail.attacks.matrix import accused, audits, cells, faults, honest_bound, matrix, together, write
+from grail.attacks.lab import CHECKPOINT, MALLORY, OPEN, WINDOW, Lab, load_lab
+from grail.attacks.matrix import accused, audits, cells, faults, honest_bound, losses, matrix, together, write
 from grail.core.params import profile
 from grail.protocol.rollout import seal
 from grail.verify.audit import detection, group_count
@@ -89,6 +89,19 @@ def test_no_honest_rollout_fails_a_hard_check(m):
     failures, rollouts, bound = honest_bound(m)
     assert failures == 0 and rollouts >= 300 and bound < .01
     assert len(verdicts(m, True)) == len(HONEST)
+
+@pytest.mark.parametrize('limits', [dict(top_p=.9), dict(top_k=8, top_p=.8)], ids=str)
+def test_where_top_k_and_top_p_end_honest_nodes_of_either_precision_pass_and_who_ignores_them_does_not(lab, limits):
+    there = Lab(lab.name, lab.models, lab.tokenizer, lab.env, replace(lab.asked, **limits), lab.many, lab.size).fit()
+    for node in ('float32', 'bfloat16'):
+        found = audits(there, there.proved(there.texts(there.engine(node), groups=30), by=node))
+        assert all(f.passed for f in found.values()), node
+        for f in found.values():
+            grid = [np.reshape(x, (-1, there.size)) for x in (losses(f), [n for _, _, n in f.audited])]
+            assert not np.isfinite(accused(*grid, there.params)).any()
+    there.asked = lab.asked                                                            # a miner without the limits
+    free = audits(there, there.proved(there.texts(there.engine('bfloat16'), groups=30)))
+    assert all('sampling' in {check for check, _, _ in f.failed} for f in free.values())
 
 def test_the_smollm2_profile_has_the_rules_that_were_fitted_to_the_real_model():
     rules, p = json.loads((NBS/'attacks'/'matrix_smollm2.json').read_text())['rules'], profile('smollm2')

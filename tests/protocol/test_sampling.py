@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from grail.core.basics import ConfigError
 from grail.protocol import sampling as S
 from grail.protocol.randomness import as_part, noise_key, prf
-from grail.protocol.sampling import gumbel, gumbel_numpy, margin, pick, step_words
+from grail.protocol.sampling import allowed, edges, gumbel, gumbel_numpy, margin, pick, step_words
 
 KEYS = [bytes(range(16)), b'\xff'*16]
 keys_of = lambda n, tag=b'test': [noise_key(tag, '5Miner', i//16, i%16) for i in range(n)]
@@ -238,3 +238,38 @@ def test_noise_of_given_tokens_has_the_shape_that_numpy_gives(rows, shape):
 def test_tokens_of_another_number_of_rows_are_refused():
     for tokens in (torch.arange(6).view(2, 3), torch.zeros(1, 2, 3, dtype=torch.long)):
         with pytest.raises(ConfigError): gumbel(keys_of(4), 1, tokens)
+
+
+LIMITS = dict(top_k=st.integers(0, 9), top_p=st.sampled_from([.05, .3, .5, .9, .99, .9999, 1.]), T=st.sampled_from([.5, 1., 1.7]))
+
+@given(slack=st.sampled_from([.01, .1, 1.]), seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([.1, 1., 5.]), **LIMITS)
+@settings(max_examples=300, deadline=None)
+def test_whatever_noise_within_slack_does_the_sure_tokens_are_allowed_and_only_possible_ones(slack, seed, spread, top_k, top_p, T):
+    gen    = torch.Generator().manual_seed(seed)
+    logits = spread*torch.randn(20, 12, generator=gen)
+    sure, possible = edges(logits, T, top_k, top_p, slack)
+    assert not (sure & ~possible).any() and possible.any(-1).all()
+    for noise in (torch.rand(logits.shape, generator=gen), torch.rand(logits.shape, generator=gen).round()):      # inside, and at the corners
+        mask = allowed(logits + .999*slack*T*noise, T, top_k, top_p)
+        if mask is None: mask = torch.ones_like(sure)
+        assert not (sure & ~mask).any() and not (mask & ~possible).any()
+
+@given(seed=st.integers(0, 2**32 - 1), **LIMITS)
+@settings(max_examples=100, deadline=None)
+def test_without_noise_what_is_sure_is_what_is_allowed(seed, top_k, top_p, T):
+    logits = torch.randn(20, 12, generator=torch.Generator().manual_seed(seed))
+    mask   = allowed(logits, T, top_k, top_p)
+    if mask is None: mask = torch.ones_like(logits, dtype=torch.bool)
+    for found in edges(logits, T, top_k, top_p, 1e-5): assert (found ^ mask).sum() <= 1          # a token within rounding of the edge
+
+@pytest.mark.parametrize('kw', [dict(top_p=.9), dict(top_k=5), dict(top_k=1), dict(top_k=7, top_p=.8)], ids=str)
+def test_noise_at_the_edge_costs_an_honest_miner_no_more_than_noise_elsewhere(kw):
+    gen  = torch.Generator().manual_seed(0)
+    true = 2*torch.randn(2000, 50, generator=gen)
+    off  = true + .1*torch.rand(true.shape, generator=gen)                                       # differences within 0.1
+    keys = [prf('edge', i.to_bytes(4, 'little'), size=16) for i in range(2000)]
+    x    = pick(true, keys, 0, **kw)
+    strict, wide = (margin(off, x, keys, 0, slack=w, **kw) for w in (0., .1))
+    assert wide.max() <= .1 + 1e-5 and (wide <= strict + 1e-5).all() and strict.max() > .1
+    free = margin(off, pick(true, keys, 0), keys, 0, slack=.1, **kw)                             # a miner that ignores the limits
+    assert free.isinf().sum() > 20

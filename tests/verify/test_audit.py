@@ -149,10 +149,26 @@ def test_bets_are_placed_under_the_rules_of_their_audit():
     led.params = strict
     led.record(Found('m', 30, True, 16, tokens=1000, lost=1.))
     one, other = (loss_bets(1., 1000, q.sampling_margin, q.sampling_misses) for q in (SMOLLM2, strict))
-    assert np.allclose(led.bets['m'], place_bets(place_bets(None, one, 1), other, 2))
+    audits, *bets = led.bets['m']
+    assert audits == 2 and np.allclose(bets, place_bets(place_bets(None, one, 1), other, 2))
 
 
-@pytest.mark.parametrize('bad', [{'places': {'a': [1]}}, {'places': {'a': [-1]*10}}, {'bets': {'a': [0.]}}, {'bets': {'a': [float('nan')]*4}}, {'bets': {'a': 'abcd'}},
-                                 {'bets': {'a': None}}], ids=str)
+def test_who_was_accused_starts_anew_as_a_stranger_does():
+    led, stranger = Ledger(SMOLLM2), Ledger(SMOLLM2)
+    for w in range(300):
+        led.record(Found('m', 30*w, True, 16, tokens=512, lost=2*SMOLLM2.sampling_margin*SMOLLM2.sampling_misses*512))
+        if 'm' not in led.bets: break
+    for l in (led, stranger): l.record(Found('m', 30*w + 30, True, 16, tokens=512, lost=1.))
+    assert led.audits['m'] == w + 2 and led.bets == stranger.bets
+
+
+RECORD = dict(window=0, audited=True, passed=True, hard=False, rollouts=1, claimed=1, failed=[])
+
+@pytest.mark.parametrize('bad', [{'places': {'a': [1]}}, {'places': {'a': [-1]*10}}, {'places': {'a': [10**20]*10}}, {'bets': {'a': [1, 0.]}},
+                                 {'bets': {'a': [1, *[float('nan')]*4]}}, {'bets': {'a': [0, *[0.]*4]}}, {'bets': {'a': [1., *[0.]*4]}},
+                                 {'bets': {'a': [1, 0, 0, 0, 0]}}, {'bets': {'a': 'abcde'}}, {'bets': {'a': None}}, {'bets': []},
+                                 {'bans': {'a': 1.5}}, {'bans': {'a': -1}}, {'last_audited': {'a': '7'}}, {'audits': {'a': True}}, {'failures': {'a': None}},
+                                 *({'history': {'a': [{**RECORD, **r}]}} for r in (dict(window='0'), dict(passed=1), dict(rollouts=-1), dict(claimed=None),
+                                                                                  dict(failed=[1]), dict(failed='x'), dict(more=1)))], ids=str)
 def test_a_damaged_memory_is_refused_when_it_is_read(bad):
     with pytest.raises(FormatError): ledger_from_dict({**ledger_to_dict(Ledger(TINY)), **bad}, TINY)

@@ -22,7 +22,7 @@ from grail.protocol.randomness import Randomness, noise_key, task_seed
 from grail.protocol.rollout import SCHEMA, Rollout, seal
 from grail.protocol.signature import sign
 from grail.verify.calibrate import honest_rollouts, prove
-from grail.verify.checks import CHECKS, MISS, CheckResult, check_logprob, unique_count
+from grail.verify.checks import CHECKS, MISS, SPARE, CheckResult, check_logprob, unique_count
 from grail.verify.pipeline import audit_submission, decide, differences, read_verdict, sign_verdict, summary, verdict_bytes
 from grail.verify.pipeline import verdict_from_dict
 
@@ -224,13 +224,13 @@ def test_one_false_log_prob_in_an_audited_rollout_is_found(rows):
 @pytest.mark.parametrize('sign', [1, -1])
 def test_a_missed_log_prob_is_near_the_truth_wherever_it_is(rows, misses, by, sign):
     r = next(r for r in rows if r.length == 7)
-    own, rules = r.logprobs - np.float32(1), replace(TINY, logprob_misses=misses)
+    own, rules = r.logprobs - np.float32(1), replace(TINY, logprob_misses=misses, logprob_mean=1.)
     for n in (1, 2, 3):                                                     # so many are wrong
         for at in range(r.length - n + 1):
             claimed = own.astype(np.float64)
             claimed[at:at+n] += sign*by*np.maximum(rules.logprob_abs, rules.logprob_rel*np.abs(claimed[at:at+n]))
             found = check_logprob(replace(r, logprobs=claimed), own, b'audit', 'd'*64, rules)
-            assert found.passed == (by <= 1 or n <= misses and by <= MISS), found
+            assert found.passed == (by <= 1 or n <= misses and by <= MISS and n*by <= r.length + SPARE), found
 
 @pytest.mark.parametrize('sign', [1, -1])
 def test_who_leans_on_the_tolerance_in_every_token_fails(rows, sign):
