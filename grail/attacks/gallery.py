@@ -286,7 +286,7 @@ def late_copy(lab): return Sent(*seal(honest(lab, key=ALICE), MALLORY, WINDOW, C
 @attack('part copy', 'one group of Mallory\'s own, then a rollout of Alice')
 def part_copy(lab):
     rows = honest(lab)
-    return [replace(honest(lab, key=ALICE)[-1], group=rows[-1].group, index=rows[-1].index) if i == len(rows) - 1 else r for i, r in enumerate(rows)]
+    return [*rows[:-1], replace(honest(lab, key=ALICE)[-1], group=rows[-1].group, index=rows[-1].index)]
 
 # %% ../../nbs/attacks/50a_gallery.ipynb #e037487d
 @attack('inflated rewards', 'every reward is the highest one')
@@ -334,7 +334,8 @@ def eos_early(lab): return redo(lab, honest(lab), lambda r: cut(lab, r) + [lab.e
 
 @attack('forged EOS', 'the last token is replaced by an end of text, or another one appended')
 def forged_eos(lab):
-    return redo(lab, honest(lab), lambda r: [t for t in r.completion.tolist() if t != lab.eos][:lab.params.max_new_tokens - 2] + [lab.eos]*2)
+    text = lambda r: [t for t in r.completion.tolist() if t != lab.eos][:lab.params.max_new_tokens - 2]
+    return redo(lab, honest(lab), lambda r: text(r) + [lab.eos]*2)
 
 @attack('truncated lengths', 'half of the completion and nothing more')
 def truncated_lengths(lab): return redo(lab, honest(lab), lambda r: cut(lab, r))

@@ -144,7 +144,8 @@ def proved(self:Lab,
         self.say(f'{by} proves {len(rows)} rollouts')
         parts = [rows[i:i+self.size] for i in range(0, len(rows), self.size)]
         with torch.no_grad():
-            return encode_body([r for part in parts for r in prove(self.node(by), part, key.ss58_address, open.value, self.params, self.calibration)])
+            done = [prove(self.node(by), part, key.ss58_address, open.value, self.params, self.calibration) for part in parts]
+        return encode_body([r for part in done for r in part])
     about = [by, sha256(encode_body(rows)), key.ss58_address, open.to_dict(), self.calibration.digest]
     return decode_body(self.keep('rollouts', about, make), self.params)
 
@@ -202,7 +203,8 @@ def fit_rules(
     "`asked` with thresholds that fit all pairs of nodes"
     read = {n: [d[4] for d in drift if d[1] == n] for n in NODES}                       # log-probs
     drifts = {}
-    for a, b in product(NODES, NODES): drifts[f'{a} to {b}'] = np.zeros(1), -np.ones(1), np.concatenate([d[5] for d in drift if d[:2] == (a, b)])
+    for pair in product(NODES, NODES):
+        drifts[' to '.join(pair)] = np.zeros(1), -np.ones(1), np.concatenate([d[5] for d in drift if d[:2] == pair])
     for a, b in combinations(NODES, 2):
         fine, coarse = (np.concatenate(read[n]) for n in (a, b))
         drifts[f'log-probs of {a} and {b}'] = np.abs(fine - coarse), np.maximum(fine, coarse), np.zeros(0)
@@ -215,7 +217,8 @@ def fit(self:Lab, groups:int=None)->'Lab':
     drift  = self.honest_drift(groups or {'tiny': 16, 'smollm2': 40}[self.name])
     states = {n: [torch.from_numpy(d[3]) for d in drift if d[1] == n] for n in NODES}
     self.params = fit_rules(drift, self.asked)
-    self.calibration = calibrate_projection([pair for a, b in combinations(NODES, 2) for pair in zip(states[a], states[b])], FALSE_POSITIVES)
+    pairs = [pair for a, b in combinations(NODES, 2) for pair in zip(states[a], states[b])]
+    self.calibration = calibrate_projection(pairs, FALSE_POSITIVES)
     return self
 
 # %% ../../nbs/attacks/50_lab.ipynb #fbcb8f00
@@ -284,4 +287,5 @@ def load_lab(
     rules = profile(model)
     asked = replace(rules, audit_all_below=100_000, max_groups=max(rules.max_groups, many or 0), **own)
     env   = make_env(asked.env, tok, data, asked.max_prompt_tokens)
-    return Lab(model, dict(float32=full, bfloat16=half), tok, env, asked, many or sizes[0], sizes[1], Path(cache) if cache else None, say).fit()
+    cache = Path(cache) if cache else None
+    return Lab(model, dict(float32=full, bfloat16=half), tok, env, asked, many or sizes[0], sizes[1], cache, say).fit()

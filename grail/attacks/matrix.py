@@ -37,6 +37,7 @@ def lower95(k:int, n:int)->float:
     "One-sided 95 % lower bound on a rate after `k` of `n`"
     return 1 - bound95(n - k, n) if k else 0.
 
+# %% ../../nbs/attacks/50b_matrix.ipynb #a78124fd
 def clustered(
     rate:float,   # of rollouts that are refused
     groups:int,   # in the submission
@@ -46,6 +47,7 @@ def clustered(
     "Rollouts until detection is 99.9 % certain, when they come in whole groups"
     return max(rollouts_to(rate), size*(rollouts_to(bad/groups) - 1) + 1)
 
+# %% ../../nbs/attacks/50b_matrix.ipynb #0b3630ca
 def line(
     who:str,          # attack or honest variant
     check:str,        # column
@@ -58,7 +60,8 @@ def line(
     "One cell of the matrix"
     return dict(attack=who, check=check, unit=unit, rollouts=n, detected=k, rate=round(k/n, 6),
                 rate_low95=round(lower95(k, n), 6) if unit == 'rollout' else None,
-                rollouts_to_999=None if math.isinf(to999) else int(to999), per_audit=None if per_audit is None else round(per_audit, 9))
+                rollouts_to_999=None if math.isinf(to999) else int(to999),
+                per_audit=None if per_audit is None else round(per_audit, 9))
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #ec84c852
 MINERS = 2000     # that are simulated
@@ -76,8 +79,6 @@ def groups_of(
     return values[which[..., None], order(size, *which.shape)].reshape(miners, which.shape[1]*size, *values.shape[2:])
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #98bb01d5
-LIFE = 2000       # rollouts in the life of a simulated miner
-
 def together(
     lost,       # [G, size] what each measured rollout lost, in nats
     tokens,     # [G, size] its length
@@ -87,6 +88,9 @@ def together(
     drawn = groups_of(np.stack([lost, tokens], -1), MINERS, len(lost), np.random.default_rng(0)).cumsum(1)
     total, size = drawn[..., 0], drawn[..., 1]
     return (total > np.vectorize(lambda t: sampling_limit(t, params), otypes=[float])(size)).mean(0)
+
+# %% ../../nbs/attacks/50b_matrix.ipynb #dfd1db05
+LIFE = 2000       # rollouts in the life of a simulated miner
 
 def accused(
     lost,       # [G, size], as above
@@ -117,9 +121,11 @@ def remembered(
     share, at = together(lost, tokens, lab.params), accused(lost, tokens, lab.params)
     sure, out = np.flatnonzero(share >= .999), []
     if any(check == 'sampling' and g < 0 for check, g, _ in found.failed):
-        out.append(line(who, 'sampling' + POOLED, 'submission', n, n, sure[0] + 1 if len(sure) else math.inf, share[min(read, n) - 1]))
+        to999 = sure[0] + 1 if len(sure) else math.inf
+        out.append(line(who, 'sampling' + POOLED, 'submission', n, n, to999, share[min(read, n) - 1]))
     if np.isfinite(at).any():
-        out.append(line(who, HISTORY, 'miner', n, round(n*np.isfinite(at).mean()), np.quantile(at, .999, method='higher'), (at <= read).mean()))
+        to999 = np.quantile(at, .999, method='higher')
+        out.append(line(who, HISTORY, 'miner', n, round(n*np.isfinite(at).mean()), to999, (at <= read).mean()))
     return out
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #198e2139
@@ -135,6 +141,7 @@ def caught(
     if check in EVERY_ROW: return (1, 1.) if bad else (math.inf, 0.)
     return clustered(len(hits)/max(found.rollouts, 1), groups, bad, lab.size), detection(bad/groups, groups, read)
 
+# %% ../../nbs/attacks/50b_matrix.ipynb #e6ceb242
 def cells(
     who:str,
     found:Found,   # of one validator
@@ -152,10 +159,10 @@ def cells(
     some  = set().union(*(hit[l['check'], 'rollout'] for l in hard if l['unit'] == 'rollout'))
     last  = line(who, 'any', 'rollout', n, len(some), *caught(some, 'any', found, lab))
     if hard and not some: last = min(hard, key=lambda l: l['rollouts_to_999'] or math.inf) | dict(check='any')
-    if not hard and not found.passed: last = line(who, 'any', 'submission', n, n, n, 1. if n <= read else None)          # soft checks alone
-    known = [l['per_audit'] for l in [last, *hard] if l['per_audit'] is not None]
-    return out + [last | dict(rollouts_to_999=min((l['rollouts_to_999'] for l in [last, *hard] if l['rollouts_to_999']), default=None),
-                              per_audit=max(known, default=None))]
+    if not hard and not found.passed:                                                    # soft checks alone
+        last = line(who, 'any', 'submission', n, n, n, 1. if n <= read else None)
+    both = [[l[k] for l in [last, *hard] if l[k] is not None] for k in ('rollouts_to_999', 'per_audit')]
+    return out + [last | dict(rollouts_to_999=min(both[0], default=None), per_audit=max(both[1], default=None))]
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #24ed8f2a
 def audits(
@@ -177,6 +184,7 @@ def losses(found:Found)->list:
     "What each rollout's tokens lost against the dice together: the value of the sampling check, in the order of the file"
     return [math.inf if v is None else v for check, g, _, v in found.values if check == 'sampling' and g >= 0]
 
+# %% ../../nbs/attacks/50b_matrix.ipynb #0f5b63b4
 def matrix(
     lab:Lab,
     attacks=None,     # names; None: all
@@ -189,9 +197,10 @@ def matrix(
         strict = lambda f: (sum(CHECKS[c].severity == 'hard' for c, _, _ in f.failed), sum(losses(f)))
         worst  = max(found.values(), key=strict) if kind == 'honest' else found['float32']
         out[kind] += cells(who, worst, lab)
-        out['verdicts'].append(dict(who=who, honest=kind == 'honest', reason=next((f.reason for f in found.values() if not f.passed), ''),
-                                    distance=distance(found['float32']),
-                                    lost=[x if math.isfinite(x) else None for x in losses(worst)], lengths=[t for _, _, t in worst.audited], **{by: f.passed for by, f in found.items()}))
+        why = next((f.reason for f in found.values() if not f.passed), '')
+        out['verdicts'].append(dict(who=who, honest=kind == 'honest', reason=why, distance=distance(found['float32']),
+                                    lost=[x if math.isfinite(x) else None for x in losses(worst)],
+                                    lengths=[t for _, _, t in worst.audited], **{by: f.passed for by, f in found.items()}))
         lab.say(f'{who}: {"passes" if found["float32"].passed else "fails"}')
     for name in ATTACKS if attacks is None else attacks: add('attacks', name, ATTACKS[name].make(lab), MALLORY)
     for v in variants:
@@ -208,18 +217,21 @@ def faults(
     for v in m['verdicts']:
         if v['float32'] != v['bfloat16']: out.append(f'{v["who"]}: the validators disagree')
         passed = v['float32'] and v['bfloat16'] if v['honest'] else v['float32'] or v['bfloat16']
-        if v['honest'] != passed and v['who'] not in m['near']: out.append(f'{v["who"]}: {"refused: " + v["reason"] if v["honest"] else "passed"}')
+        if v['honest'] != passed and v['who'] not in m['near']:
+            out.append(f'{v["who"]}: {"refused: " + v["reason"] if v["honest"] else "passed"}')
     far    = max((v['distance'] or 0. for v in m['verdicts'] if v['honest']), default=0)
     shown  = {l['attack'] for l in m['attacks'] if l['check'] == HISTORY and l['rollouts_to_999']}
     passed = [v for v in m['verdicts'] if v['who'] in m['near'] and v['float32']]
     out += [f'{v["who"]}: its states are not near honest noise' for v in passed if (v['distance'] or 0.) > far]
-    out += [f'{v["who"]}: its tokens are not near honest noise' for v in passed
-            if v['who'] not in shown and sum(math.inf if x is None else x for x in v['lost']) > sum(v['lengths'])*m['rules']['sampling_margin']*m['rules']['sampling_misses']]
+    total  = lambda v: sum(math.inf if x is None else x for x in v['lost'])
+    most   = lambda v: sum(v['lengths'])*m['rules']['sampling_margin']*m['rules']['sampling_misses']
+    out += [f'{v["who"]}: its tokens are not near honest noise' for v in passed if v['who'] not in shown and total(v) > most(v)]
     out += [f'{l["attack"]}: the history accuses {l["rate"]:.1%} of such honest miners' for l in m['honest'] if l['check'] == HISTORY]
     out += [f'{l["attack"]}: {l["detected"]} honest rollouts fail a hard check' for l in m['honest']
             if l['check'] == 'any' and l['unit'] != 'miner' and l['detected']]
     return out
 
+# %% ../../nbs/attacks/50b_matrix.ipynb #9fbaf27e
 def honest_bound(
     m:dict,
 )->tuple:     # failures, rollouts, one-sided 95 % bound on the rate
@@ -243,7 +255,8 @@ def draw_matrix(
     ax.imshow([[rates.get((w, c), (0, ''))[0] for c in COLUMNS] for w in whos], cmap='Greys', vmin=0, vmax=1.25, aspect='auto')
     for (w, c), (rate, unit) in rates.items():
         what = {'rollout': f'{100*rate:.0f}', 'submission': 'all', 'miner': 'min'}[unit]
-        if rate: ax.text(COLUMNS.index(c), whos.index(w), what, ha='center', va='center', fontsize=7, color='white' if rate > .6 else 'black')
+        if rate: ax.text(COLUMNS.index(c), whos.index(w), what, ha='center', va='center', fontsize=7,
+                         color='white' if rate > .6 else 'black')
     split = next((i for i, w in enumerate(whos) if w in first), len(whos))
     ax.axhline(split - .5, color='black', lw=1)
     ax.set_xticks(range(len(COLUMNS)), COLUMNS, rotation=40, ha='left', fontsize=8)
@@ -267,9 +280,10 @@ def table(m:dict)->str:
         out.append(f'| {l["attack"]} | {by} | {how} | {low} | {show(l["rollouts_to_999"])} | {once} |')
     k, n, bound = honest_bound(m)
     agree = sum(v['float32'] == v['bfloat16'] for v in m['verdicts'])
-    return '\n'.join(out + ['', *[f'Honest rollouts that fail a hard check: {k} of {n}; one-sided 95 % bound {bound:.3%}.', '']*(n > 0),
-                            f'Validators with float32 and bfloat16 weights agree on {agree} of {len(m["verdicts"])} submissions.', ''])
+    if n: out += ['', f'Honest rollouts that fail a hard check: {k} of {n}; one-sided 95 % bound {bound:.3%}.']
+    return '\n'.join(out + ['', f'Validators with float32 and bfloat16 weights agree on {agree} of {len(m["verdicts"])} submissions.', ''])
 
+# %% ../../nbs/attacks/50b_matrix.ipynb #e51e54d1
 def write(
     m:dict,
     folder,              # is made if it is not there

@@ -118,7 +118,8 @@ def fit_sampling(drifts:list, params:ProtocolParams, safety:float)->dict:
     "Mean gap and frequency of honest losses against the seeded picks, such that no kind of honest node loses more; raises `ConfigError`"
     margins = [np.asarray(m, np.float64) for _, _, m in drifts if len(m)]
     if not margins: return {}                                                # sampling is free: nothing to fit
-    if min(map(len, margins)) < 100: raise ConfigError(f'{min(map(len, margins))} tokens are too few to fit the rules of sampling to, 100 are the least')
+    few = min(map(len, margins))
+    if few < 100: raise ConfigError(f'{few} tokens are too few to fit the rules of sampling to, 100 are the least')
     if not all((m >= 0).all() for m in margins): raise ConfigError('a margin that is negative or no number')
     gaps = [m[(m > 0) & np.isfinite(m)] for m in margins]
     most = np.concatenate(gaps)
@@ -163,7 +164,8 @@ def calibrate(
     "`params` with the thresholds that honest rollouts need"
     drifts = [s.drift[w] for s in samples for w in s.drift if readings is None or w in readings]
     params = replace(params, **fit_lengths(samples, params))
-    return replace(params, **fit_logprob(drifts, params, safety, misses), **fit_sampling(drifts, params, safety if sampling_safety is None else sampling_safety),
+    sampling_safety = safety if sampling_safety is None else sampling_safety
+    return replace(params, **fit_logprob(drifts, params, safety, misses), **fit_sampling(drifts, params, sampling_safety),
                    **fit_distribution(samples, params, soft_rate), **fit_eos(params, fpr))
 
 # %% ../../nbs/verify/23_calibrate.ipynb #a50ca544

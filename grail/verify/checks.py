@@ -150,8 +150,10 @@ def check_logprob(
     where = challenge_positions(audit, submission, r.group, r.index, len(own), params.challenge_positions)
     error = np.abs(r.logprobs.astype(np.float64) - own)/np.maximum(params.logprob_abs, params.logprob_rel*np.abs(own))
     some  = np.sort(error[where])[::-1][params.logprob_misses:]
-    worst = np.max([*some[:1], error.max()/MISS, error.sum()/(len(own)*params.logprob_mean + SPARE)])     # NaN, if there is one, is the maximum
-    why   = f'{int((~(error[where] <= 1)).sum())} of {len(where)} claimed log-probs are wrong, all by {error.mean():.2g} tolerances on average'
+    total = error.sum()/(len(own)*params.logprob_mean + SPARE)
+    worst = np.max([*some[:1], error.max()/MISS, total])                  # NaN, if there is one, is the maximum
+    wrong = int((~(error[where] <= 1)).sum())
+    why   = f'{wrong} of {len(where)} claimed log-probs are wrong, all by {error.mean():.2g} tolerances on average'
     return result('logprob', worst, 1.0, why, r)
 
 # %% ../../nbs/verify/19_checks.ipynb #55e28e23
@@ -200,7 +202,8 @@ def check_sampling(
 )->CheckResult:
     "Are the tokens those that the model and the protocol's noise choose?"
     limit = sampling_limit(n, params)
-    return result('sampling', total, limit, f'{n} tokens lose {total:.3g} nats against the seeded picks, honest ones at most {limit:.3g}', r)
+    why = f'{n} tokens lose {total:.3g} nats against the seeded picks, honest ones at most {limit:.3g}'
+    return result('sampling', total, limit, why, r)
 
 # %% ../../nbs/verify/19_checks.ipynb #3ddadf16
 def quantiles(

@@ -125,7 +125,8 @@ def read_group(
     for row, r in zip(tokens, rollouts): row[:len(r.tokens) - r.prompt_length] = r.tokens[r.prompt_length:]
     tokens = torch.from_numpy(tokens)
     seeded, T = params.sampling == 'seeded', params.temperature
-    plain  = T == 1 and params.top_p == 1 and not 0 < params.top_k < model.get_output_embeddings().weight.shape[0]   # then `prefill` knows all
+    vocab  = model.get_output_embeddings().weight.shape[0]
+    plain  = T == 1 and params.top_p == 1 and not 0 < params.top_k < vocab                     # then `prefill` knows all
     def visit(logits, rows, steps):
         chosen, out = tokens.to(logits.device)[rows, steps], {}
         who = [keys[b] for b in rows.tolist()]
@@ -216,7 +217,8 @@ def examine(
     reason = decide(lines, params)
     return Verdict(**made, submission=digest, sampled_groups=tuple(groups), checks=tuple(lines),
                    rollouts=0 if reason else unique_count(rollouts), passed=not reason, reason=readable(reason, 400),
-                   places=tuple(int(x) for x in places), tokens=seeded['tokens'], lost=round6(min(seeded['lost'], MOST)) if seeded['lost'] >= 0 else MOST), results
+                   places=tuple(int(x) for x in places), tokens=seeded['tokens'],
+                   lost=round6(min(seeded['lost'], MOST)) if seeded['lost'] >= 0 else MOST), results             # NaN is no less
 
 def audit_submission(
     header:bytes,   # the two files as they were found
