@@ -10,8 +10,8 @@ import pytest
 from matplotlib.image import imread
 
 from grail.attacks.gallery import ATTACKS, HONEST, NEAR, Sent, half_honest
-from grail.attacks.lab import CHECKPOINT, MALLORY, OPEN, WINDOW, Lab, load_lab
-from grail.attacks.matrix import accused, audits, cells, faults, honest_bound, losses, matrix, together, write
+from grail.attacks.lab import CHECKPOINT, MALLORY, OPEN, WINDOW, Found, Lab, load_lab
+from grail.attacks.matrix import accused, audits, cells, faults, groups_of, honest_bound, losses, matrix, together, write
 from grail.core.params import profile
 from grail.protocol.rollout import seal
 from grail.verify.audit import detection, group_count
@@ -102,6 +102,30 @@ def test_where_top_k_and_top_p_end_honest_nodes_of_either_precision_pass_and_who
     there.asked = lab.asked                                                            # a miner without the limits
     free = audits(there, there.proved(there.texts(there.engine('bfloat16'), groups=30)))
     assert all('sampling' in {check for check, _, _ in f.failed} for f in free.values())
+
+def test_an_audit_reads_different_groups():
+    drawn = groups_of(np.arange(20).reshape(5, 4), 500, 3, np.random.default_rng(0))
+    assert drawn.shape == (500, 12) and all(len({x//4 for x in row}) == 3 and len(set(row)) == 12 for row in drawn)
+    assert groups_of(np.arange(8).reshape(2, 4), 5, 4, np.random.default_rng(0)).shape == (5, 8)          # no more than there are
+    assert np.all(abs(np.bincount(drawn[:, ::4].ravel()//4)/1500 - .2) < .05)
+
+EIGHT = tuple((0, i, 8) for i in range(8))
+
+@pytest.mark.parametrize('failed, values, unit, checks', [
+    ((), (), 'submission', ['deadline']), ((('structural', -1, -1),), (), 'submission', ['structural']),
+    ((('distribution', 0, 0),), tuple(('sampling', 0, i, 0.) for i in range(8)), 'submission', ['distribution']),
+    ((('sampling', 0, 0), ('sampling', -1, -1)), (('sampling', 0, 0, None), *(('sampling', 0, i, 0.) for i in range(1, 8))), 'rollout',
+     ['sampling', 'sampling (pooled)', 'history'])], ids=['late', 'form', 'soft', 'endless'])
+def test_whatever_was_found_has_cells_that_can_be_written_and_a_fault_if_it_is_one(lab, m, tmp_path, failed, values, unit, checks):
+    found  = Found(False, 'odd', 16, failed, EIGHT if values else (), values)
+    lines  = cells('odd', found, replace(lab, asked=replace(lab.asked, rollouts_per_group=8)))
+    *_, last = lines
+    assert [l['check'] for l in lines] == [*checks, 'any'] and last['unit'] == unit and last['detected'] > 0
+    losing = dict(who='odd', honest=False, reason='', distance=None, lost=[None], lengths=[8], float32=True, bfloat16=True)
+    other  = {**m, 'attacks': m['attacks'] + [l for l in lines if l['check'] != 'history'], 'verdicts': [*m['verdicts'], losing], 'near': [*m['near'], 'odd']}
+    assert faults(other) == ['odd: its tokens are not near honest noise']
+    write(other, tmp_path, report=True)
+    assert json.loads((tmp_path/'matrix.json').read_text(), parse_constant=lambda x: pytest.fail(x)) == other
 
 def test_the_smollm2_profile_has_the_rules_that_were_fitted_to_the_real_model():
     rules, p = json.loads((NBS/'attacks'/'matrix_smollm2.json').read_text())['rules'], profile('smollm2')

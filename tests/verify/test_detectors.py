@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grail.core.basics import ConfigError
 from grail.core.params import TINY
-from grail.verify.calibrate import Sample, bound95, calibrate, fit_logprob, round_digit, soft_false_positives
+from grail.verify.calibrate import Sample, bound95, calibrate, fit_logprob, fit_sampling, round_digit, soft_false_positives
+from grail.verify.checks import lost
 from grail.verify.detectors import (BINS, LIFETIME, SINGLE, STAKES, auc, bin_counts, history_evidence, ks_test,
                                     log_evidence, loss_bets, loss_evidence, pit, place_bets, pit_noise, roc, rollouts_to,
                                     step_statistics, surprise_z, trace_features)
@@ -166,3 +168,26 @@ def test_fitted_losses_are_beyond_those_they_were_fitted_to(rate, size, kind, se
     p    = calibrate(TINY, [Sample([7]*40, [np.full(7, -.1, np.float32)]*40, {'a': (np.zeros(3000), -np.ones(3000), lost)})], sampling_safety=1.)
     for k in STAKES: assert np.expm1(k*lost/p.sampling_margin).mean() <= p.sampling_misses*k/(1 - k) + 1e-12
     assert loss_evidence(loss_bets(lost.sum(), 3000, p.sampling_margin, p.sampling_misses)) < 1
+
+
+def losses_of(margins): return [(np.zeros(1), -np.ones(1), np.asarray(margins, float))]
+
+@pytest.mark.parametrize('margins', [[0.]*99, [0.]*200 + [-1e-3], [0.]*200 + [float('nan')]], ids=['few', 'negative', 'NaN'])
+def test_rules_are_not_fitted_to_what_is_no_measurement_of_losses(margins):
+    with pytest.raises(ConfigError): fit_sampling(losses_of([0., .1]*100) + losses_of(margins), TINY, 2.)
+
+@pytest.mark.parametrize('drifts', [[], [(np.zeros(0), np.zeros(0), np.zeros(0))], [(np.array([np.nan]), -np.ones(1), np.zeros(0))],
+                                    [(np.ones(1), np.array([-np.inf]), np.zeros(0))]], ids=['none', 'empty', 'NaN', 'infinite'])
+def test_rules_are_not_fitted_to_what_is_no_measurement_of_log_probs(drifts):
+    with pytest.raises(ConfigError): fit_logprob(drifts, TINY, 2.)
+
+def test_fitted_rules_accuse_none_of_the_nodes_they_were_fitted_to_even_if_some_tokens_were_not_allowed():
+    rng = np.random.default_rng(0)
+    m   = np.where(rng.random(20_000) < .02, rng.exponential(.05, 20_000), 0.)
+    m[rng.random(20_000) < 5e-4] = np.inf
+    p    = replace(TINY, top_p=.9, **fit_sampling(losses_of(m), TINY, 1.))
+    nats = np.array([lost(x, p) for x in m.reshape(-1, 40)])
+    bets = None
+    for audit in range(1, 2001):
+        bets = place_bets(bets, loss_bets(rng.choice(nats, (100, 16)).sum(1), 640, p.sampling_margin, p.sampling_misses), audit)
+        assert loss_evidence(bets).max() - math.log(2) < LIFETIME

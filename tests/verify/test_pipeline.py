@@ -23,7 +23,9 @@ from grail.protocol.rollout import SCHEMA, Rollout, seal
 from grail.protocol.signature import sign
 from grail.verify.calibrate import honest_rollouts, prove
 from grail.verify.checks import CHECKS, MISS, SPARE, CheckResult, check_logprob, unique_count
-from grail.verify.pipeline import audit_submission, decide, differences, read_verdict, sign_verdict, summary, verdict_bytes
+from grail.verify import pipeline
+from grail.verify.audit import Ledger, ledger_from_dict, ledger_to_dict
+from grail.verify.pipeline import MOST, audit_submission, decide, differences, read_verdict, sign_verdict, summary, verdict_bytes
 from grail.verify.pipeline import verdict_from_dict
 
 torch.set_num_threads(1)
@@ -232,6 +234,15 @@ def test_a_missed_log_prob_is_near_the_truth_wherever_it_is(rows, misses, by, si
             found = check_logprob(replace(r, logprobs=claimed), own, b'audit', 'd'*64, rules)
             assert found.passed == (by <= 1 or n <= misses and by <= MISS and n*by <= r.length + SPARE), found
 
+@pytest.mark.parametrize('by', [2, MISS*.9, MISS*1.1, 1e30, float('nan'), float('inf')])
+def test_a_log_prob_counts_wherever_it_is_and_not_only_where_it_is_asked(rows, by):
+    r = max(rows, key=lambda r: r.length)
+    own, rules = r.logprobs.astype(np.float64) - 1, replace(TINY, challenge_positions=1, logprob_misses=1, logprob_mean=1.)
+    for at in range(r.length):
+        claimed = own.copy()
+        claimed[at] -= by*np.maximum(rules.logprob_abs, rules.logprob_rel*np.abs(own[at]))
+        assert check_logprob(replace(r, logprobs=claimed), own, b'audit', 'd'*64, rules).passed == (by <= MISS)
+
 @pytest.mark.parametrize('sign', [1, -1])
 def test_who_leans_on_the_tolerance_in_every_token_fails(rows, sign):
     r = max(rows, key=lambda r: r.length)
@@ -360,6 +371,22 @@ def test_whatever_a_check_says_its_line_can_be_written(name):
 @given(json_values)
 def test_a_verdict_from_a_stranger_is_read_or_refused(value):
     with pytest.raises(FormatError): verdict_from_dict(value)
+
+@pytest.mark.parametrize('bad', [dict(tokens=-1), dict(tokens=10**12), dict(tokens=True), dict(tokens=1.), dict(tokens='1'), dict(lost=-.1), dict(lost=float('nan')),
+                                 dict(lost=float('inf')), dict(lost=2*MOST), dict(lost=1), dict(lost='0'), dict(tokens=0, lost=1.)], ids=str)
+def test_a_verdict_that_counts_what_cannot_be_is_refused(rows, bad):
+    good = json.loads(verdict_bytes(audit(rows)))
+    assert verdict_from_dict(good).tokens > 0
+    with pytest.raises(FormatError): verdict_from_dict({**good, **bad})
+
+@pytest.mark.parametrize('lost', [float('inf'), float('nan'), 1e30])
+def test_whatever_tokens_lose_the_verdict_can_be_written_and_the_history_read(rows, monkeypatch, lost):
+    monkeypatch.setattr(pipeline, 'lost', lambda margins, params: lost)
+    v = audit(rows)
+    assert v.lost == MOST and v.failed_checks == ('sampling',) and read_verdict(sign_verdict(BOB, v)).verdict == v
+    ledger = Ledger(TINY)
+    ledger.record(v)
+    assert ledger_from_dict(json.loads(canonical_json(ledger_to_dict(ledger))), TINY) == ledger
 
 def test_a_verdict_keeps_its_value_on_the_wire(rows):
     for v in (audit(rows), audit(rows[:-1]), ask(b'', b''), audit(rows, modified=2., deadline=1.)):
