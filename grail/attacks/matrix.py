@@ -215,11 +215,11 @@ def faults(
     "What is wrong: an attack that passed, an honest miner that did not, validators that disagree"
     out = []
     for v in m['verdicts']:
-        if v['float32'] != v['bfloat16']: out.append(f'{v["who"]}: the validators disagree')
+        if v['float32'] != v['bfloat16'] and v['who'] not in m['near']: out.append(f'{v["who"]}: the validators disagree')
         passed = v['float32'] and v['bfloat16'] if v['honest'] else v['float32'] or v['bfloat16']
         if v['honest'] != passed and v['who'] not in m['near']:
             out.append(f'{v["who"]}: {"refused: " + v["reason"] if v["honest"] else "passed"}')
-    far    = max((v['distance'] or 0. for v in m['verdicts'] if v['honest']), default=0)
+    far    = max((v['distance'] or 0. for v in m['verdicts'] if v['honest']), default=math.inf)     # nobody to compare with
     shown  = {l['attack'] for l in m['attacks'] if l['check'] == HISTORY and l['rollouts_to_999']}
     passed = [v for v in m['verdicts'] if v['who'] in m['near'] and v['float32']]
     out += [f'{v["who"]}: its states are not near honest noise' for v in passed if (v['distance'] or 0.) > far]

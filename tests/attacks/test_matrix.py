@@ -11,7 +11,7 @@ from matplotlib.image import imread
 
 from grail.attacks.gallery import ATTACKS, HONEST, NEAR, Sent, half_honest
 from grail.attacks.lab import CHECKPOINT, MALLORY, OPEN, WINDOW, Found, Lab, load_lab
-from grail.attacks.matrix import accused, audits, cells, faults, groups_of, honest_bound, losses, matrix, together, write
+from grail.attacks.matrix import accused, audits, cells, faults, groups_of, honest_bound, losses, matrix, table, together, write
 from grail.core.params import profile
 from grail.protocol.rollout import seal
 from grail.verify.audit import detection, group_count
@@ -60,6 +60,10 @@ def test_an_attack_that_loses_more_than_honest_nodes_is_never_excused(m):
     excused = {**m, 'near': [*m['near'], 'truncated, split'], 'attacks': [l for l in m['attacks'] if l['attack'] != 'truncated, split'],
                'verdicts': [{**v, 'float32': True, 'bfloat16': True} if v['who'] == 'truncated, split' else v for v in m['verdicts']]}
     assert faults(excused) == ['truncated, split: its tokens are not near honest noise']
+
+def test_without_honest_miners_there_is_nobody_to_compare_with(lab):
+    alone = matrix(lab, ['fork', 'one step'], variants=())
+    assert faults(alone) == [] and 'agree on 2 of 2' in table(alone)
 
 def test_no_honest_kind_of_miner_is_accused_by_its_history(m):
     assert not [l for l in m['honest'] if l['check'] == 'history']
