@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALICE', 'MALLORY', 'WINDOW', 'CHECKPOINT', 'OPEN', 'AUDIT', 'VERSION', 'NODES', 'SAFETY', 'SAMPLING_SAFETY',
-           'FALSE_POSITIVES', 'dice', 'Lab', 'Kept', 'fit_rules', 'Found', 'load_lab']
+           'FALSE_POSITIVES', 'dice', 'Lab', 'Kept', 'fit_rules', 'refused', 'Found', 'load_lab']
 
 # %% ../../nbs/attacks/50_lab.ipynb #f227a164
 import json, os
@@ -28,7 +28,7 @@ from ..protocol.projection import calibrate_projection
 from ..protocol.randomness import Randomness, noise_key, prf, task_seed
 from ..protocol.rollout import Rollout, decode_body, encode_body, seal
 from ..verify.calibrate import Sample, calibrate, prove
-from ..verify.checks import CheckResult
+from ..verify.checks import CheckResult, check_logprob, check_sampling
 from ..verify.pipeline import eos_ids, examine, read_group, round6
 
 # %% ../../nbs/attacks/50_lab.ipynb #ad8bac06
@@ -211,12 +211,25 @@ def fit_rules(
     sample = Sample([d[2].length for d in drift if d[1] == 'float32'], read['float32'], drifts)
     return calibrate(asked, [sample], safety=SAFETY[asked.profile], misses=1, sampling_safety=SAMPLING_SAFETY[asked.profile])
 
+# %% ../../nbs/attacks/50_lab.ipynb #3e4e5d38
+def refused(
+    drift:list,              # from `honest_drift`
+    params:ProtocolParams,   # fitted to it
+)->list:                     # of `CheckResult`
+    "What the rules refuse of the sample that they were fitted to"
+    read = {n: [d[4] for d in drift if d[1] == n] for n in NODES}
+    rows = [d[2] for d in drift if d[1] == NODES[0]]
+    out  = [check_sampling(float(d[5].sum()), len(d[5]), params, d[2]) for d in drift]
+    out += [check_logprob(replace(r, logprobs=x), y, b'', '', params) for a, b in combinations(NODES, 2) for r, x, y in zip(rows, read[a], read[b])]
+    return [c for c in out if not c.passed]
+
 @patch
 def fit(self:Lab, groups:int=None)->'Lab':
-    "Fill in the rules and the calibration of the proof"
+    "Fill in the rules and the calibration of the proof; raises `ConfigError` if the sample fails them"
     drift  = self.honest_drift(groups or {'tiny': 16, 'smollm2': 40}[self.name])
     states = {n: [torch.from_numpy(d[3]) for d in drift if d[1] == n] for n in NODES}
     self.params = fit_rules(drift, self.asked)
+    if bad := refused(drift, self.params): raise ConfigError(f'{len(bad)} honest readings fail the rules that were fitted to them: {bad[0].reason}')
     pairs = [pair for a, b in combinations(NODES, 2) for pair in zip(states[a], states[b])]
     self.calibration = calibrate_projection(pairs, FALSE_POSITIVES)
     return self

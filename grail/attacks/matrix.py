@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DEADLINE', 'HISTORY', 'POOLED', 'EVERY_ROW', 'MINERS', 'LIFE', 'COLUMNS', 'label', 'lower95', 'clustered', 'line',
            'groups_of', 'together', 'accused', 'remembered', 'caught', 'cells', 'audits', 'distance', 'losses',
-           'matrix', 'faults', 'honest_bound', 'draw_matrix', 'table', 'write']
+           'matrix', 'faults', 'hard_failures', 'honest_bound', 'draw_matrix', 'table', 'write']
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #38193203
 import json, math
@@ -227,17 +227,20 @@ def faults(
     most   = lambda v: sum(v['lengths'])*m['rules']['sampling_margin']*m['rules']['sampling_misses']
     out += [f'{v["who"]}: its tokens are not near honest noise' for v in passed if v['who'] not in shown and total(v) > most(v)]
     out += [f'{l["attack"]}: the history accuses {l["rate"]:.1%} of such honest miners' for l in m['honest'] if l['check'] == HISTORY]
-    out += [f'{l["attack"]}: {l["detected"]} honest rollouts fail a hard check' for l in m['honest']
-            if l['check'] == 'any' and l['unit'] != 'miner' and l['detected']]
-    return out
+    return out + [f'{l["attack"]}: {l["detected"]} honest rollouts fail a hard check' for l in hard_failures(m) if l['detected']]
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #9fbaf27e
+def hard_failures(m:dict)->list:
+    "The lines `any` of honest miners, with what hard checks of one audit refused"
+    hard = {l['attack'] for l in m['honest'] if l['check'] == DEADLINE or l['check'] in CHECKS and CHECKS[l['check']].severity == 'hard'
+            or l['check'].endswith(POOLED)}
+    return [l if l['attack'] in hard else l | dict(detected=0) for l in m['honest'] if l['check'] == 'any']
+
 def honest_bound(
     m:dict,
 )->tuple:     # failures, rollouts, one-sided 95 % bound on the rate
     "Hard failures among honest rollouts"
-    lines = [l if l['unit'] != 'miner' else l | dict(detected=0) for l in m['honest'] if l['check'] == 'any']
-    k, n  = sum(l['detected'] for l in lines), sum(l['rollouts'] for l in lines)
+    k, n = (sum(l[what] for l in hard_failures(m)) for what in ('detected', 'rollouts'))
     return k, n, bound95(k, n) if n else 1.
 
 # %% ../../nbs/attacks/50b_matrix.ipynb #fb17bb86

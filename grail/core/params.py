@@ -35,7 +35,7 @@ class ProtocolParams:
     logprob_abs:float        = 1e-3        # a claimed log-prob is right within this, in nats,
     logprob_rel:float        = 0.02        # or within this fraction of itself
     logprob_misses:int       = 1           # challenged positions of a rollout where it may be wrong
-    logprob_mean:float       = 1.0         # mean error of all of a rollout, as a fraction of that; 1: any
+    logprob_mean:float       = 1.0         # mean error of all of a rollout, as a fraction of that
     eos_min_prob:float       = 0.02        # probability that an end of text must have had
     dist_min_tokens:int      = 30          # shortest completion that the distribution check can judge
     dist_q10:float           = 0.025       # 10th percentile of chosen-token probability must be above
@@ -77,7 +77,7 @@ def _validate(p):
         ok = isinstance(v, (int, float)) and not isinstance(v, bool) if f.type is float else type(v) is f.type
         if not ok: raise FormatError(f'{f.name} must be {f.type.__name__}, got {v!r}')
         if f.type is str: good = v in CHOICES.get(f.name, (v,))
-        elif f.name in FRACTIONS: good = 0 <= v <= 1
+        elif f.name in FRACTIONS: good = 0 <= v <= 1 and (v > 0 or f.name != 'top_p')
         else: good = 0 <= v < 1e12 and (v > 0 or f.name in ZERO_OK)
         if not good: raise FormatError(f'{f.name} = {v!r} is out of range')
 

@@ -247,24 +247,27 @@ def edges(
     top_k:int,              # 0 is all
     top_p:float,            # 1 is all
     slack:float,            # what the difference of two logits/T may be off by, in nats
-)->tuple:                   # sure, possible: [B, V] bool each
-    "Tokens that are allowed whatever logits within `slack` are, and those that are for some"
+)->tuple:                   # sure, possible: [B, 1] each
+    "Limits of logits/T: whatever is above `sure` is allowed for all logits within `slack`, whatever is below `possible` for none"
     z, V = logits/temperature, logits.shape[-1]
-    sure = possible = torch.ones_like(z, dtype=torch.bool)
-    few  = z
+    sure = possible = torch.full_like(z[:, :1], -torch.inf)
     if 0 < top_k < V:
         few = z.topk(top_k + 1, -1).values
-        sure, possible, few = z > few[:, -1:] + slack, z >= few[:, -2:-1] - slack, few[:, :-1]
+        sure, possible, z = few[:, -1:] + slack, few[:, -2:-1] - slack, few[:, :-1]
     if top_p >= 1: return sure, possible
-    before, among = _mass(few, z - slack, True) - (z - few.logsumexp(-1, keepdim=True)).exp(), _mass(few, z + slack, False)
-    odds = (1 - top_p)/top_p
-    return sure & (before < 1/(1 + odds*np.exp(slack))), possible & (among < 1/(1 + odds*np.exp(-slack)))
+    odds = (1 - top_p)/max(top_p, 1e-9)
+    low, high = (1/(1 + odds*np.exp(x)) for x in (slack, -slack))
+    ranked, count = _nucleus(z, 1., high)
+    last = _sure(ranked, (ranked - z.logsumexp(-1, keepdim=True)).exp(), low, slack, ranked.shape[-1] == z.shape[-1])
+    return sure.maximum(last), possible.maximum(ranked.gather(-1, count - 1) - slack)
 
-def _mass(z, least, equal):
-    "[B, V]: mass of those of z [B, K] that are above `least` [B, V], or `equal` to it"
-    ranked = z.sort(-1, descending=True).values
-    count  = torch.searchsorted(-ranked, -least, right=equal)
-    return torch.nn.functional.pad(ranked.softmax(-1).cumsum(-1), (1, 0)).gather(-1, count)
+def _sure(ranked, mass, low, slack, whole):
+    "[B, 1]: the largest one of those with a mass of `low` and more that may be in front of them"
+    reach  = torch.searchsorted(-ranked, slack - ranked, right=True)              # so many are within `slack` or above
+    before = mass.cumsum(-1).gather(-1, reach - 1)
+    if not whole: before = before.masked_fill(reach == ranked.shape[-1], 1)       # there may be more of them
+    kept = (before - mass < low).sum(-1, keepdim=True)
+    return torch.nn.functional.pad(ranked, (0, 1), value=-torch.inf).gather(-1, kept)
 
 # %% ../../nbs/protocol/05_sampling.ipynb #8d221792
 def margin(
@@ -275,9 +278,9 @@ def margin(
     temperature:float=1.0,  # 0 is greedy
     top_k:int=0,            # 0 is all
     top_p:float=1.0,        # 1 is all
-    slack:float=0.,         # what the difference of two logits/T may be off by, in nats; counts where top-k and top-p end
+    slack:float=None,       # what the difference of two logits/T may be off by where top-k and top-p end, in nats; None: nothing
 )->torch.Tensor:            # [n] float32
-    "By how much the claimed token loses against the best one; `inf` if it was not allowed"
+    "By how much the claimed token loses against the best one; without `slack`, `inf` if it was not allowed"
     steps = _steps(logits, keys, steps)
     tokens, V = tokens.to(logits.device, torch.long), logits.shape[-1]
     known = (tokens >= 0) & (tokens < V)
@@ -294,11 +297,12 @@ def margin(
     return torch.where(known & (claimed > -torch.inf) & ~lost.isnan(), lost, torch.inf)
 
 def _best_and_claimed(logits, at, keys, steps, temperature, top_k, top_p, slack):
-    "[n, 2] scores: the best one that is surely allowed, and the claimed one's"
-    if not slack or temperature == 0:
+    "[n, 2] scores: the best one, above the claimed one's as far as it is surely allowed; and that without what it lacks to be allowed"
+    if slack is None or temperature == 0:
         scores = _scores(logits, keys, steps, temperature, top_k, top_p)
         return torch.cat([scores.amax(-1, keepdim=True), scores.gather(1, at)], 1)
-    scores = _scores(logits, keys, steps, temperature, 0, 1.)
+    scores, z = _scores(logits, keys, steps, temperature, 0, 1.), logits/temperature
     sure, possible = edges(logits, temperature, top_k, top_p, slack)
-    return torch.cat([scores.masked_fill(~sure, -torch.inf).amax(-1, keepdim=True),
-                      scores.masked_fill(~possible, -torch.inf).gather(1, at)], 1)
+    beyond, claimed = torch.where(sure == -torch.inf, torch.inf, (z - sure).clamp_min(0)), scores.gather(1, at)
+    best = scores.minimum(claimed + beyond).amax(-1, keepdim=True)
+    return torch.cat([best, claimed - (possible - z.gather(1, at)).clamp_min(0)], 1)

@@ -19,9 +19,9 @@ from ..model.engine import TransformersEngine
 from ..protocol.proof import ProofContext, proof_scheme
 from ..protocol.randomness import noise_key, prf, task_seed
 from ..protocol.rollout import Rollout
-from .checks import EDGE, quantiles
+from .checks import quantiles
 from .detectors import STAKES
-from .pipeline import eos_ids, read_group
+from .pipeline import MOST, eos_ids, read_group
 
 # %% ../../nbs/verify/23_calibrate.ipynb #0510702f
 def honest_rollouts(
@@ -106,8 +106,9 @@ def round_digit(x:float, up:bool=True, digits:int=1)->float:
 
 def fit_logprob(drifts:list, params:ProtocolParams, safety:float, misses:int=0)->dict:
     "Tolerances of claimed log-probs, beyond `safety` times the drift of every honest token; raises `ConfigError`"
-    if not drifts or not all(len(d) and np.isfinite(d).all() and np.isfinite(l).all() for d, l, _ in drifts):
-        raise ConfigError('there is nothing to fit the tolerance of log-probs to, or a drift that is no number')
+    if not 0 < safety < math.inf: raise ConfigError(f'safety = {safety!r} is no factor')
+    if not drifts or not all(len(d) and (safety*d < MOST).all() and np.isfinite(l).all() for d, l, _ in drifts):
+        raise ConfigError('there is nothing to fit the tolerance of log-probs to, or a drift that is no number or immense')
     need = max((safety*d - np.maximum(1e-3, .02*np.abs(l))).max() for d, l, _ in drifts)
     flat = 1e-3 if need <= 0 else round_digit(safety*max(d.max() for d, _, _ in drifts))
     mean = max((np.minimum(d/np.maximum(flat, .02*np.abs(l)), 1)).mean() for d, l, _ in drifts)
@@ -120,15 +121,17 @@ def fit_sampling(drifts:list, params:ProtocolParams, safety:float)->dict:
     if not margins: return {}                                                # sampling is free: nothing to fit
     few = min(map(len, margins))
     if few < 100: raise ConfigError(f'{few} tokens are too few to fit the rules of sampling to, 100 are the least')
-    if not all((m >= 0).all() for m in margins): raise ConfigError('a margin that is negative or no number')
-    gaps = [m[(m > 0) & np.isfinite(m)] for m in margins]
+    if not 0 < safety < math.inf: raise ConfigError(f'safety = {safety!r} is no factor')
+    if not all(((m >= 0) & (m < MOST/safety)).all() for m in margins): raise ConfigError('a margin that is negative, no number or immense')
+    margins = [safety*m for m in margins]
+    gaps = [m[m > 0] for m in margins]
     most = np.concatenate(gaps)
     gap  = max(*(g.mean() for g in gaps if len(g)), most.max()/max(1, math.log(len(most)))) if len(most) else 0
-    s    = round_digit(max(1e-3, safety*gap), digits=2)
-    margins = [np.where(np.isfinite(m), safety*m, EDGE*s) for m in margins]  # as `lost` counts what was not allowed
     size = lambda x: x.mean() + 3*x.std()/math.sqrt(len(x))
-    rate = max(size(x) + 3/len(m) for m in margins for x in (m/s, *(np.expm1(k*m/s)*(1 - k)/k for k in STAKES)))
-    return dict(sampling_margin=s, sampling_misses=min(1., round_digit(rate, digits=2)))
+    rate = lambda s: max(size(x) + 3/len(m) for m in margins for x in (m/s, *(np.expm1(k*m/s)*(1 - k)/k for k in STAKES)))
+    s    = round_digit(max(1e-3, gap), digits=2)
+    while rate(s) > 1: s = round_digit(1.2*s, digits=2)              # nearly every token loses
+    return dict(sampling_margin=s, sampling_misses=min(1., round_digit(rate(s), digits=2)))
 
 # %% ../../nbs/verify/23_calibrate.ipynb #e9b6a680
 def fit_lengths(samples:list, params:ProtocolParams)->dict:

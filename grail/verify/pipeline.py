@@ -25,7 +25,7 @@ from ..protocol.sampling import allowed, margin
 from ..protocol.signature import sign, verify
 from .audit import select_groups
 from .checks import (CHECKS, CheckResult, check_distribution, check_environment, check_header, check_logprob,
-                                 check_rows, check_sampling, check_statistics, check_termination, lost, result,
+                                 check_rows, check_sampling, check_statistics, check_termination, result,
                                  sampling_limit, unique_count)
 from .detectors import BINS, bin_counts, pit, pit_noise, step_statistics
 
@@ -163,7 +163,7 @@ def check_group(
         out.append(CheckResult('proof', 'hard', bool(p.passed), float(p.value), float(p.threshold), p.reason, r.group, r.index))
         out.append(check_logprob(r, own, audit, submission, params))
         out.append(check_termination(r, eos, float(np.exp(own[-1])), m is not None and m[-1] <= sampling_limit(1, params), params))
-        if m is not None: out.append(check_sampling(lost(m, params), len(m), params, r))
+        if m is not None: out.append(check_sampling(float(m.sum()), len(m), params, r))
         out.append(check_distribution(r, np.exp(own), params))
         if not seen.above: continue
         u, may = pit(seen.above[b], seen.chosen[b], pit_noise(audit, submission, r.group, r.index, len(own))), np.isfinite(seen.chosen[b])
@@ -300,9 +300,10 @@ def verdict_from_dict(d)->Verdict:
         if type(d[k]) is not (list if t is tuple else t): raise FormatError(f'{k} of a verdict must be {t.__name__}')
     for c in d['checks']:
         if not _is_line(c): raise FormatError(f'not a line of a verdict: {str(c)[:80]}')
-    counts = d['sampled_groups'] + d['places']
-    if not all(type(g) is int and g >= 0 for g in counts): raise FormatError('group numbers and counts of a verdict are integers')
+    counts = [d['rollouts'], *d['sampled_groups'], *d['places'], *(c[k] for c in d['checks'] for k in ('run', 'failed'))]
+    if not all(type(g) is int and 0 <= g < 10**12 for g in counts): raise FormatError('numbers of groups and counts of a verdict are integers')
     if len(d['places']) not in (0, BINS): raise FormatError(f'a verdict counts places in {BINS} bins')
+    if any(c['failed'] > c['run'] for c in d['checks']): raise FormatError('a check that failed more often than it was run')
     if not (0 <= d['tokens'] < 10**12 and 0 <= d['lost'] <= (MOST if d['tokens'] else 0)):
         raise FormatError(f'{d["tokens"]!r:.20} tokens cannot have lost {d["lost"]!r:.20} nats')
     return Verdict(**{**d, **{k: tuple(d[k]) for k in ('sampled_groups', 'checks', 'places')}})

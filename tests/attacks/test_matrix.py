@@ -131,6 +131,12 @@ def test_whatever_was_found_has_cells_that_can_be_written_and_a_fault_if_it_is_o
     write(other, tmp_path, report=True)
     assert json.loads((tmp_path/'matrix.json').read_text(), parse_constant=lambda x: pytest.fail(x)) == other
 
+def test_what_only_soft_checks_refuse_is_no_hard_failure(lab, m):
+    found = Found(False, 'distribution: odd', 16, tuple(('distribution', 0, i) for i in range(16)), (), ())
+    other = {**m, 'honest': [*m['honest'], *cells('soft', found, lab)],
+             'verdicts': [*m['verdicts'], dict(who='soft', honest=True, reason='odd', distance=None, lost=[], lengths=[], float32=False, bfloat16=False)]}
+    assert honest_bound(other)[0] == 0 and faults(other) == ['soft: refused: odd']
+
 def test_the_smollm2_profile_has_the_rules_that_were_fitted_to_the_real_model():
     rules, p = json.loads((NBS/'attacks'/'matrix_smollm2.json').read_text())['rules'], profile('smollm2')
     names = 'logprob_abs', 'logprob_rel', 'logprob_misses', 'logprob_mean', 'sampling_margin', 'sampling_misses'

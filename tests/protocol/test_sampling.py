@@ -247,7 +247,8 @@ LIMITS = dict(top_k=st.integers(0, 9), top_p=st.sampled_from([.05, .3, .5, .9, .
 def test_whatever_noise_within_slack_does_the_sure_tokens_are_allowed_and_only_possible_ones(slack, seed, spread, top_k, top_p, T):
     gen    = torch.Generator().manual_seed(seed)
     logits = spread*torch.randn(20, 12, generator=gen)
-    sure, possible = edges(logits, T, top_k, top_p, slack)
+    least, most = edges(logits, T, top_k, top_p, slack)
+    sure, possible = logits/T > least, logits/T >= most
     assert not (sure & ~possible).any() and possible.any(-1).all()
     for noise in (torch.rand(logits.shape, generator=gen), torch.rand(logits.shape, generator=gen).round()):      # inside, and at the corners
         mask = allowed(logits + .999*slack*T*noise, T, top_k, top_p)
@@ -260,16 +261,41 @@ def test_without_noise_what_is_sure_is_what_is_allowed(seed, top_k, top_p, T):
     logits = torch.randn(20, 12, generator=torch.Generator().manual_seed(seed))
     mask   = allowed(logits, T, top_k, top_p)
     if mask is None: mask = torch.ones_like(logits, dtype=torch.bool)
-    for found in edges(logits, T, top_k, top_p, 1e-5): assert (found ^ mask).sum() <= 1          # a token within rounding of the edge
+    least, most = edges(logits, T, top_k, top_p, 1e-5)
+    for found in (logits/T > least, logits/T >= most): assert (found ^ mask).sum() <= 1          # a token within rounding of the edge
 
-@pytest.mark.parametrize('kw', [dict(top_p=.9), dict(top_k=5), dict(top_k=1), dict(top_k=7, top_p=.8)], ids=str)
+@pytest.mark.parametrize('top_p', [.5, .9, .999])
+def test_edges_of_a_large_vocabulary_are_those_of_all_of_it(top_p):
+    logits = 3*torch.randn(6, 20_000, generator=torch.Generator().manual_seed(1))
+    least, most = edges(logits, 1., 0, top_p, .1)
+    p, ranked = logits.double().softmax(-1), logits.double().sort(-1, descending=True).values
+    for row in range(6):
+        z, mass = logits[row].double(), lambda at: p[row][at].sum()
+        odds = (1 - top_p)/top_p
+        for at in (z > least[row]).nonzero()[:, 0][:: 97]: assert mass(z >= z[at] - .1) - p[row, at] < 1/(1 + odds*math.exp(.1)) + 1e-5
+        for limit, n in ((least[row], 1), (most[row], 0)):                      # the next token to either side decides otherwise
+            below = z[z < limit].max()
+            assert (mass(z > below + .1) >= 1/(1 + odds*math.exp(-.1)) - 1e-5) if n == 0 else below < z.max()
+
+@pytest.mark.parametrize('kw', [dict(top_p=.9), dict(top_p=.99), dict(top_k=5), dict(top_k=1), dict(top_k=7, top_p=.8)], ids=str)
 def test_noise_at_the_edge_costs_an_honest_miner_no_more_than_noise_elsewhere(kw):
     gen  = torch.Generator().manual_seed(0)
     true = 2*torch.randn(2000, 50, generator=gen)
-    off  = true + .1*torch.rand(true.shape, generator=gen)                                       # differences within 0.1
     keys = [prf('edge', i.to_bytes(4, 'little'), size=16) for i in range(2000)]
     x    = pick(true, keys, 0, **kw)
-    strict, wide = (margin(off, x, keys, 0, slack=w, **kw) for w in (0., .1))
-    assert wide.max() <= .1 + 1e-5 and (wide <= strict + 1e-5).all() and strict.max() > .1
+    for size in (.2, .1):                                                                        # beyond slack, and within
+        off = true + size*torch.rand(true.shape, generator=gen)
+        strict, wide = (margin(off, x, keys, 0, slack=w, **kw) for w in (None, .1))
+        assert wide.max() <= 2*size + 1e-5 and strict.max() > .1 and (wide <= strict + 1e-5).all()
+    assert wide.max() <= .1 + 1e-5
     free = margin(off, pick(true, keys, 0), keys, 0, slack=.1, **kw)                             # a miner that ignores the limits
-    assert free.isinf().sum() > 20
+    assert free.mean() > 5*wide.mean()
+
+@pytest.mark.parametrize('kw', [dict(top_p=.9), dict(top_p=.99), dict(top_k=5), dict(top_k=1), dict(top_k=7, top_p=.8)], ids=str)
+def test_a_forbidden_token_loses_at_least_its_distance_from_the_edge(kw):
+    logits = 2*torch.randn(500, 50, generator=torch.Generator().manual_seed(0))
+    keys   = [prf('edge', i.to_bytes(4, 'little'), size=16) for i in range(500)]
+    least, most = edges(logits, 1., kw.get('top_k', 0), kw.get('top_p', 1.), .1)
+    for x in (logits.argmin(-1), logits.sort(-1).indices[:, 20]):
+        z = logits.gather(1, x[:, None])
+        assert (margin(logits, x, keys, 0, slack=.1, **kw) >= (most - z)[:, 0] - 1e-6).all()

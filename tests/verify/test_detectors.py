@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from grail.core.basics import ConfigError
 from grail.core.params import TINY
 from grail.verify.calibrate import Sample, bound95, calibrate, fit_logprob, fit_sampling, round_digit, soft_false_positives
-from grail.verify.checks import lost
 from grail.verify.detectors import (BINS, LIFETIME, SINGLE, STAKES, auc, bin_counts, history_evidence, ks_test,
                                     log_evidence, loss_bets, loss_evidence, pit, place_bets, pit_noise, roc, rollouts_to,
                                     step_statistics, surprise_z, trace_features)
@@ -172,7 +171,8 @@ def test_fitted_losses_are_beyond_those_they_were_fitted_to(rate, size, kind, se
 
 def losses_of(margins): return [(np.zeros(1), -np.ones(1), np.asarray(margins, float))]
 
-@pytest.mark.parametrize('margins', [[0.]*99, [0.]*200 + [-1e-3], [0.]*200 + [float('nan')]], ids=['few', 'negative', 'NaN'])
+@pytest.mark.parametrize('margins', [[0.]*99, [0.]*200 + [-1e-3], [0.]*200 + [float('nan')], [0.]*200 + [float('inf')], [0.]*200 + [1e308]],
+                         ids=['few', 'negative', 'NaN', 'infinite', 'immense'])
 def test_rules_are_not_fitted_to_what_is_no_measurement_of_losses(margins):
     with pytest.raises(ConfigError): fit_sampling(losses_of([0., .1]*100) + losses_of(margins), TINY, 2.)
 
@@ -181,13 +181,18 @@ def test_rules_are_not_fitted_to_what_is_no_measurement_of_losses(margins):
 def test_rules_are_not_fitted_to_what_is_no_measurement_of_log_probs(drifts):
     with pytest.raises(ConfigError): fit_logprob(drifts, TINY, 2.)
 
-def test_fitted_rules_accuse_none_of_the_nodes_they_were_fitted_to_even_if_some_tokens_were_not_allowed():
-    rng = np.random.default_rng(0)
-    m   = np.where(rng.random(20_000) < .02, rng.exponential(.05, 20_000), 0.)
-    m[rng.random(20_000) < 5e-4] = np.inf
-    p    = replace(TINY, top_p=.9, **fit_sampling(losses_of(m), TINY, 1.))
-    nats = np.array([lost(x, p) for x in m.reshape(-1, 40)])
+@pytest.mark.parametrize('safety', [0., -1., float('inf'), float('nan')])
+def test_a_safety_that_is_no_factor_is_refused(safety):
+    with pytest.raises(ConfigError): fit_sampling(losses_of([0., .1]*100), TINY, safety)
+    with pytest.raises(ConfigError): fit_logprob([(np.ones(5), -np.ones(5), np.zeros(0))], TINY, safety)
+
+@pytest.mark.parametrize('often', [.001, .02, .5, 1.])
+def test_fitted_rules_accuse_none_of_the_nodes_they_were_fitted_to(often):
+    rng  = np.random.default_rng(0)
+    m    = np.where(rng.random(20_000) < often, rng.exponential(.05, 20_000), 0.)
+    p    = replace(TINY, **fit_sampling(losses_of(m), TINY, 1.))
+    nats = m.reshape(-1, 40).sum(1)
     bets = None
-    for audit in range(1, 2001):
+    for audit in range(1, 1001):
         bets = place_bets(bets, loss_bets(rng.choice(nats, (100, 16)).sum(1), 640, p.sampling_margin, p.sampling_misses), audit)
         assert loss_evidence(bets).max() - math.log(2) < LIFETIME

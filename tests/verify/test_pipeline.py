@@ -373,7 +373,8 @@ def test_a_verdict_from_a_stranger_is_read_or_refused(value):
     with pytest.raises(FormatError): verdict_from_dict(value)
 
 @pytest.mark.parametrize('bad', [dict(tokens=-1), dict(tokens=10**12), dict(tokens=True), dict(tokens=1.), dict(tokens='1'), dict(lost=-.1), dict(lost=float('nan')),
-                                 dict(lost=float('inf')), dict(lost=2*MOST), dict(lost=1), dict(lost='0'), dict(tokens=0, lost=1.)], ids=str)
+                                 dict(lost=float('inf')), dict(lost=2*MOST), dict(lost=1), dict(lost='0'), dict(tokens=0, lost=1.), dict(rollouts=-1),
+                                 dict(places=[10**3000]*10), dict(places=[-1]*10), dict(sampled_groups=[10**12])], ids=str)
 def test_a_verdict_that_counts_what_cannot_be_is_refused(rows, bad):
     good = json.loads(verdict_bytes(audit(rows)))
     assert verdict_from_dict(good).tokens > 0
@@ -381,7 +382,7 @@ def test_a_verdict_that_counts_what_cannot_be_is_refused(rows, bad):
 
 @pytest.mark.parametrize('lost', [float('inf'), float('nan'), 1e30])
 def test_whatever_tokens_lose_the_verdict_can_be_written_and_the_history_read(rows, monkeypatch, lost):
-    monkeypatch.setattr(pipeline, 'lost', lambda margins, params: lost)
+    monkeypatch.setattr(pipeline, 'margin', lambda logits, *_: torch.full(logits.shape[:1], lost))
     v = audit(rows)
     assert v.lost == MOST and v.failed_checks == ('sampling',) and read_verdict(sign_verdict(BOB, v)).verdict == v
     ledger = Ledger(TINY)
